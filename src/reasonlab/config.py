@@ -1,0 +1,292 @@
+"""Every setting of a training run, with its default, its meaning and its limits. Imports nothing heavy.
+
+A recipe is a TOML file with these keys; unknown keys are errors that name the nearest known one. `load_recipe` reads
+one, `apply_overrides` lays dotted command-line overrides over it, `to_toml` writes the resolved configuration.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from reasonlab.errors import UserError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(Section):
+    path: str = "tiny-1m"
+    """A bundled model's name or a Hugging Face checkpoint directory."""
+
+
+class ProblemsConfig(Section):
+    """Which problems to train on."""
+
+    families: tuple[str, ...] = ()
+    """Families of the tiny world; none named means all."""
+    levels: tuple[int, ...] = (2, 3, 4, 5)
+    pool: int = Field(default=4096, ge=1)
+    """How many distinct training problems to draw from."""
+
+
+class RolloutConfig(Section):
+    prompts: int = Field(default=32, ge=1)
+    """Problems in each iteration."""
+    samples: int = Field(default=8, ge=1)
+    """Rollouts of each problem."""
+    max_tokens: int = Field(default=160, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    repetition_window: int = Field(default=64, ge=0)
+    rows: int = Field(default=256, ge=1)
+    """Rollouts decoded at the same time by each worker."""
+    dynamic_rounds: int = Field(default=0, ge=0)
+    """DAPO's dynamic sampling: replace groups that are all right or all wrong, in at most so many extra rounds."""
+
+
+class RewardConfig(Section):
+    length_weight: float = Field(default=0.0, ge=0, lt=2)
+    """Weight of the Kimi k1.5 length reward (below 2 keeps correct above wrong)."""
+    length_from: int = Field(default=0, ge=0)
+    """First iteration with the length reward."""
+    overlong_buffer: int = Field(default=0, ge=0)
+    """DAPO's soft overlong punishment over so many tokens before max_tokens (0: off)."""
+
+
+class SftConfig(Section):
+    type: Literal["sft"]
+    styles: dict[Literal["answer", "worked", "checked"], float] = {"worked": 1.0}
+    """Shares of the solution styles to imitate."""
+
+
+class RestConfig(Section):
+    type: Literal["rest"]
+    keep: Literal["best", "correct"] = "best"
+
+
+class MirrorDescentConfig(Section):
+    type: Literal["mirror_descent"] = "mirror_descent"
+    tau: float = Field(default=0.1, gt=0)
+    per_token: bool = False
+    reset_optimizer: bool = True
+
+
+Variant = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp", "reinforce_pp_baseline"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dr_grpo": {"advantage": "group_mean", "average": "constant"},
+    "dapo": {"average": "token", "clip_high": 0.28},
+    "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+    "cispo": {"surrogate": "cispo", "average": "token"},
+    "rloo": {"advantage": "leave_one_out", "surrogate": "reinforce", "average": "sum"},
+    "reinforce_pp": {"advantage": "batch_std"},
+    "reinforce_pp_baseline": {"advantage": "group_mean_batch_std"},
+}
+
+
+class GrpoConfig(Section):
+    """`variant` sets the four choices below it; a choice named in the recipe wins over the variant's."""
+
+    type: Literal["grpo"]
+    variant: Variant = "grpo"
+    advantage: Literal["group_std", "group_mean", "leave_one_out", "batch_std", "group_mean_batch_std"] = "group_std"
+    ratio: Literal["token", "sequence"] = "token"
+    surrogate: Literal["clip", "cispo", "reinforce"] = "clip"
+    average: Literal["sequence", "token", "constant", "sum"] = "sequence"
+    clip_low: float = Field(default=0.2, ge=0)
+    clip_high: float = Field(default=0.2, ge=0)
+    cispo_cap: float = Field(default=5.0, gt=0)
+    kl: float = Field(default=0.0, ge=0)
+    kl_in_reward: bool = False
+    mask_truncated: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_variant(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            return {**VARIANTS.get(str(values.get("variant", "grpo")), {}), **values}
+        return values
+
+
+MethodConfig = Annotated[SftConfig | RestConfig | MirrorDescentConfig | GrpoConfig, Field(discriminator="type")]
+
+
+class LearnerConfig(Section):
+    lr: float = Field(default=1e-4, gt=0)
+    inner_steps: int = Field(default=1, ge=1)
+    """Optimizer steps for each iteration: the groups are dealt out to so many mini-batches."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the iteration's groups."""
+    token_budget: int = Field(default=4096, ge=1)
+    """Tokens in one micro-batch. Gradients do not depend on it."""
+    clip_grad_norm: float = Field(default=1.0, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    decay_steps: int = Field(default=0, ge=0)
+    final_lr_ratio: float = Field(default=0.1, ge=0, le=1)
+    bfloat16: bool = True
+    """On CUDA: bf16 autocast for the arithmetic and a bf16 copy of the weights in the engine."""
+
+
+class EvaluateConfig(Section):
+    every: int = Field(default=5, ge=0)
+    """Evaluate after every so many iterations, and at both ends (0: never)."""
+    problems: int = Field(default=480, ge=1)
+    samples: int = Field(default=1, ge=1)
+    levels: tuple[int, ...] = (2, 3, 4, 5)
+    split: Literal["validation", "test", "harder"] = "validation"
+    temperature: float = Field(default=1.0, ge=0)
+    forced_style: bool = True
+    """Also evaluate with the worked style forced, at both ends: the control that separates style from skill."""
+
+
+class CheckpointConfig(Section):
+    every: int = Field(default=10, ge=1)
+    keep: int = Field(default=2, ge=1)
+    """How many of the newest checkpoints stay on disk."""
+
+
+class Config(Section):
+    seed: int = 0
+    iterations: int = Field(default=50, ge=1)
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = Field(default=2, ge=1)
+    """CPU worker threads; each computes single-threaded."""
+    model: ModelSection = ModelSection()
+    problems: ProblemsConfig = ProblemsConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    method: MethodConfig = MirrorDescentConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+
+def load_recipe(path: Path) -> Config:
+    """Read and check a recipe; every mistake becomes one line that says what to do."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"recipe {path} does not exist", "Give a TOML file, for instance recipes/smoke.toml") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"recipe {path} cannot be read ({error})", "Give the path of a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}", "Mend the line it names") from None
+    return validate(raw, str(path))
+
+
+def validate(raw: Mapping[str, Any], source: str) -> Config:
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        raise UserError(f"{source}: {_first_problem(error)}", "Run `reasonlab train --help` for all keys") from None
+
+
+_FIRST = {"method.type": 0, "method.variant": 1}
+
+
+def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
+    """Lay `--learner.lr 1e-4`, `--learner.lr=1e-4` or `--rollout.samples 16` over a configuration."""
+    raw = config.model_dump(mode="json")
+    # A type or variant brings its own defaults, so it goes first: what else is named wins over it in any order.
+    for name, text in sorted(_pairs(overrides), key=lambda pair: _FIRST.get(pair[0], len(_FIRST))):
+        target, *path, last = [raw, *name.split(".")]
+        for part in path:
+            if not isinstance(target.get(part), dict):
+                raise UserError(f"unknown key {name!r}", _suggest(name))
+            target = target[part]
+        if name == "method.type":
+            target.clear()
+        elif name == "method.variant":
+            for choice in ("advantage", "ratio", "surrogate", "average", "clip_low", "clip_high"):
+                target.pop(choice, None)
+        elif last not in target and not name.startswith("method."):  # which keys a method has, its own class checks
+            raise UserError(f"unknown key {name!r}", _suggest(name))
+        target[last] = _value(text)
+    return validate(raw, "command line")
+
+
+def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    rest = iter(overrides)
+    for word in rest:
+        if not word.startswith("--"):
+            raise UserError(f"unexpected argument {word!r}", "Overrides look like --learner.lr 1e-4")
+        name, equals, value = word[2:].partition("=")
+        if not equals:
+            following = next(rest, None)
+            if following is None:
+                raise UserError(f"--{name} needs a value", f"For instance --{name} VALUE")
+            value = following
+        yield name, value
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the bare text: `1e-4`, `true`, `[2, 3]`, `dapo`."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """All dotted keys, method keys of every method included."""
+    for name, field in model.model_fields.items():
+        annotation = field.annotation
+        if prefix == "" and name == "method":
+            for method in (SftConfig, RestConfig, MirrorDescentConfig, GrpoConfig):
+                yield from keys(method, "method.")
+        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from keys(annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def to_toml(config: Config) -> str:
+    """The resolved configuration as a recipe that loads again."""
+    raw = config.model_dump(mode="json")
+    lines = [f"{key} = {_toml(value)}" for key, value in raw.items() if not isinstance(value, dict)]
+    for name, section in raw.items():
+        if isinstance(section, dict):
+            lines += ["", f"[{name}]"] + [f"{key} = {_toml(value)}" for key, value in section.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, str):  # TOML knows neither JSON's surrogate pairs nor a bare DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value) if isinstance(value, float) else json.dumps(value)
+
+
+def _suggest(name: str) -> str:
+    known = sorted(set(keys()))
+    if name in known:
+        return "It belongs to another method: set method.type as well"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    last = [k for k in known if k.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+    match = (last or near)[:1]
+    return f"Perhaps you meant {match[0]!r}" if match else "Run `reasonlab train --help` for all keys"
+
+
+def _first_problem(error: ValidationError) -> str:
+    """One sentence about the first thing pydantic found."""
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"] if part not in ("sft", "rest", "mirror_descent", "grpo"))
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {name!r}. {_suggest(name)}"
+    return f"{name}: {first['msg']} (got {first.get('input')!r})"

@@ -1,0 +1,1 @@
+"""Evaluation: one evaluator for training curves and for `reasonlab eval`, and the statistics of its scores."""

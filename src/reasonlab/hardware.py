@@ -1,0 +1,22 @@
+"""Settings of torch that every command shares: threads on the CPU, attention kernels on CUDA."""
+
+from __future__ import annotations
+
+import torch
+
+from reasonlab.errors import UserError
+
+
+def prepare(device: str) -> torch.device:
+    """Set torch up for many small operations and return the device.
+
+    Parallel work is done by our own threads, each computing single-threaded: on a busy machine torch's own threads
+    wait for each other inside every tiny operation. cuDNN attention plans each new shape on the host for 13 ms, and
+    packed batches have a new shape every step; the other kernels need no plan.
+    """
+    torch.set_num_threads(1)
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError("no CUDA device is available", "Use --device cpu, or install a CUDA build of torch")
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return torch.device(device)

@@ -1,0 +1,87 @@
+"""Graded groups, the rewards made from them, and the interface that every method keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reasonlab.grading.grade import Grade
+from reasonlab.problems.problem import Problem
+from reasonlab.rollout.types import Rollout
+from reasonlab.train.batch import Example, TokenBatch
+
+Array = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Group:
+    """The rollouts of one problem in one iteration, with their grades and, once computed, their rewards."""
+
+    problem: Problem
+    rollouts: list[Rollout]
+    grades: list[Grade]
+    rewards: Array = field(default_factory=lambda: np.zeros(0))
+    reference: list[NDArray[np.float32]] | None = None  # logprobs under the frozen initial model
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        return np.array([grade.verdict == "correct" for grade in self.grades])
+
+    @property
+    def gradable(self) -> NDArray[np.bool_]:
+        """Rollouts whose grade says something: an error or a timeout of the grader is not a wrong answer."""
+        return np.array([grade.verdict in ("correct", "wrong") for grade in self.grades])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.array([len(rollout.ids) for rollout in self.rollouts])
+
+
+class Method(Protocol):
+    """What the loop asks of a method."""
+
+    resets_optimizer: bool
+    """Whether Adam's moments are forgotten at the start of each iteration."""
+    needs_reference: bool
+    """Whether examples need the logprobs of the frozen initial model."""
+
+    def examples(self, groups: Sequence[Group]) -> list[Example]:
+        """What to learn from."""
+        ...
+
+    def loss(self, logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The part of the loss that these tokens contribute, and metrics that add up in the same way."""
+        ...
+
+
+def example(rollout: Rollout, advantage: float) -> Example:
+    return Example(
+        prompt=np.array(rollout.prompt),
+        response=np.array(rollout.ids),
+        logprobs=rollout.logprobs,
+        mask=np.ones(len(rollout.ids), bool),
+        advantage=advantage,
+    )
+
+
+def length_reward(lengths: NDArray[np.int64], correct: NDArray[np.bool_]) -> Array:
+    """Kimi k1.5 §2.3.3. λ_i = ½ − (len_i − min) / (max − min) over the group.
+
+    Correct answers get λ, wrong ones min(0, λ). All zero when the lengths are equal. Correct answers outrank wrong
+    ones for every weight below 2.
+    """
+    shortest, longest = lengths.min(), lengths.max()
+    if shortest == longest:
+        return np.zeros(len(lengths))
+    spread: Array = 0.5 - (lengths - shortest) / (longest - shortest)
+    return np.where(correct, spread, np.minimum(0.0, spread))
+
+
+def overlong_penalty(lengths: NDArray[np.int64], longest: int, buffer: int) -> Array:
+    """DAPO's soft punishment: 0 up to `longest − buffer` tokens, then falling linearly to −1 at `longest`."""
+    return np.clip((longest - buffer - lengths) / buffer, -1.0, 0.0)

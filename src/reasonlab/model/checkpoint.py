@@ -1,0 +1,137 @@
+"""Weights in and out in the Hugging Face layout: `config.json`, `model.safetensors` (or shards), tokenizer files.
+
+Only safetensors are read: pickled checkpoints can run code and are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from reasonlab.errors import UserError
+from reasonlab.model.config import ModelConfig
+from reasonlab.model.transformer import Transformer
+
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+def load_model(directory: Path) -> Transformer:
+    """Read a checkpoint directory into an fp32 model on the CPU."""
+    config = load_config(directory)
+    model = Transformer(config)
+    tensor = _open_tensors(directory)
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, sources in _layout(config):
+            for source, part in zip(sources, _parts(config, own[name], len(sources)), strict=True):
+                try:
+                    value = tensor(source)
+                except KeyError:
+                    raise UserError(
+                        f"{directory} has no tensor {source!r}", "The weights do not belong to its config.json"
+                    ) from None
+                if value.shape != part.shape:
+                    raise UserError(
+                        f"{source} has shape {tuple(value.shape)} where config.json asks for {tuple(part.shape)}",
+                        "The weights do not belong to its config.json",
+                    )
+                part.copy_(value)
+    return model
+
+
+def save_model(model: Transformer, directory: Path, tokenizer_from: Path | None = None) -> None:
+    """Write weights and config into an existing directory; copy the tokenizer files that lie in `tokenizer_from`."""
+    parameters = dict(model.named_parameters())
+    tensors: dict[str, Tensor] = {}
+    for name, targets in _layout(model.config):
+        parts = _parts(model.config, parameters[name].detach().cpu(), len(targets))
+        tensors.update({target: part.contiguous() for target, part in zip(targets, parts, strict=True)})
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    (directory / "config.json").write_text(json.dumps(model.config.to_hf(dtype), indent=2) + "\n")
+    ends = list(model.config.eos_ids) or None
+    generation = {"bos_token_id": model.config.bos_id, "eos_token_id": ends, "pad_token_id": model.config.pad_id}
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    if tokenizer_from is not None:
+        for file in TOKENIZER_FILES:
+            if (tokenizer_from / file).exists():
+                shutil.copyfile(tokenizer_from / file, directory / file)
+
+
+def load_config(directory: Path) -> ModelConfig:
+    path = directory / "config.json"
+    if not path.is_file():
+        raise UserError(f"{directory} is not a checkpoint (no config.json)", "Give a Hugging Face model directory")
+    try:
+        return ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
+    except KeyError as missing:
+        raise UserError(f"{path} lacks the key {missing}", "Fetch the checkpoint again") from None
+    except (AttributeError, TypeError, ValueError) as error:  # not JSON, not an object, not a number
+        raise UserError(f"{path} is not a model's config ({error})", "Fetch the checkpoint again") from None
+
+
+def _layout(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
+    """Our parameter name, and the Hugging Face tensors that are stacked to make it."""
+    yield "embedding.weight", ["model.embed_tokens.weight"]
+    for i in range(config.layers):
+        ours, theirs = f"blocks.{i}.", f"model.layers.{i}."
+        for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
+            yield f"{ours}attention.qkv.{kind}", [f"{theirs}self_attn.{p}_proj.{kind}" for p in "qkv"]
+        for kind in ("weight", "bias") if config.output_bias else ("weight",):
+            yield f"{ours}attention.output.{kind}", [f"{theirs}self_attn.o_proj.{kind}"]
+        if config.qk_norm:
+            yield f"{ours}attention.q_norm.weight", [f"{theirs}self_attn.q_norm.weight"]
+            yield f"{ours}attention.k_norm.weight", [f"{theirs}self_attn.k_norm.weight"]
+        yield f"{ours}attention_norm.weight", [f"{theirs}input_layernorm.weight"]
+        yield f"{ours}feed_forward_norm.weight", [f"{theirs}post_attention_layernorm.weight"]
+        yield f"{ours}feed_forward.gate_up.weight", [f"{theirs}mlp.{p}_proj.weight" for p in ("gate", "up")]
+        yield f"{ours}feed_forward.down.weight", [f"{theirs}mlp.down_proj.weight"]
+    yield "final_norm.weight", ["model.norm.weight"]
+    if not config.tied:
+        yield "head.weight", ["lm_head.weight"]
+
+
+def _parts(config: ModelConfig, stacked: Tensor, count: int) -> Sequence[Tensor]:
+    """Views of the tensors that are stacked in one of our parameters: q, k, v, or gate and up, or the whole."""
+    if count == 3:
+        return torch.split(stacked, [n * config.head_dim for n in (config.heads, config.kv_heads, config.kv_heads)])
+    return stacked.chunk(count)
+
+
+def _open_tensors(directory: Path) -> Callable[[str], Tensor]:
+    """A function that reads one named tensor from the single file or from the shard that holds it."""
+    if (directory / INDEX).is_file():
+        try:
+            shards = sorted(set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise UserError(f"{directory / INDEX} is not an index of shards", "Fetch the checkpoint again") from None
+    elif (directory / WEIGHTS).is_file():
+        shards = [WEIGHTS]
+    else:
+        pickled = sorted(p.name for p in directory.glob("*.bin")) + sorted(p.name for p in directory.glob("*.pt*"))
+        found = f"only {', '.join(pickled)}, which is never unpickled" if pickled else "no weights"
+        raise UserError(f"{directory} holds {found}", "Convert the checkpoint to model.safetensors")
+    holder = {name: file for file in (_open(directory / shard) for shard in shards) for name in file.keys()}  # noqa: SIM118
+
+    def read(name: str) -> Tensor:
+        tensor: Tensor = holder[name].get_tensor(name)
+        return tensor
+
+    return read
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, FileNotFoundError) as error:
+        raise UserError(f"{path} cannot be read ({error})", "Fetch or train the checkpoint again") from None

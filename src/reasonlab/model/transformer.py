@@ -1,0 +1,120 @@
+"""One decoder-only transformer for Llama, Qwen2 and Qwen3, used unchanged for training, prefill and decoding.
+
+Tokens always come as one flat list, [tokens] without a batch dimension: sequences lie one behind the other and no
+padding exists outside attention. What differs between training and decoding is only which keys a token may see, so
+the caller passes an `attend` function (see `attention.py`) and the blocks stay the same.
+
+The projections of q, k, v and of gate, up are stored fused, because for small models the time goes into the number
+of calls; `checkpoint.py` splits them when it writes the Hugging Face layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from reasonlab.model.config import ModelConfig
+from reasonlab.model.rope import inverse_frequencies, rotate
+
+
+class Attend(Protocol):
+    """Attention of one layer over flat tokens: q [tokens, heads, d], k and v [tokens, kv_heads, d] -> like q."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        width = (config.heads + 2 * config.kv_heads) * config.head_dim
+        self.qkv = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.output = nn.Linear(config.heads * config.head_dim, config.hidden_size, bias=config.output_bias)
+        self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = qk.split((self.heads, self.kv_heads), dim=1)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+        q, k = rotate(qk, cos, sin).to(v.dtype).split((self.heads, self.kv_heads), dim=1)
+        return self.output(attend(layer, q, k, v).reshape(x.shape[0], -1))  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention = Attention(config)
+        self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin, layer, attend)
+        return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
+
+
+class Transformer(nn.Module):
+    inverse_frequencies: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.final_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.head = None if config.tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        frequencies, self.rope_scale = inverse_frequencies(config.head_dim, config.rope, config.max_positions)
+        self.register_buffer("inverse_frequencies", frequencies, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Transformer:
+        """Moves and casts everything but the frequencies, which only move: rounded to bf16 they bend far positions."""
+        exact = self.inverse_frequencies
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.inverse_frequencies = exact.to(self.inverse_frequencies.device)
+        return self
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states after the final norm, [tokens, hidden]; multiply by `head_weight` for logits."""
+        x = self.embedding(tokens)
+        angles = positions[:, None].float() * self.inverse_frequencies
+        cos = (angles.cos() * self.rope_scale).to(x.dtype)[:, None, :]
+        sin = (angles.sin() * self.rope_scale).to(x.dtype)[:, None, :]
+        for layer, block in enumerate(self.blocks):
+            x = block(x, cos, sin, layer, attend)
+        return self.final_norm(x)  # type: ignore[no-any-return]
+
+    def initialise(self, seed: int) -> None:
+        """Fresh weights: normal(0, 0.02), output projections scaled down by the square root of the depth."""
+        generator = torch.Generator().manual_seed(seed)
+        residual_scale = (2 * self.config.layers) ** -0.5
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
+            else:
+                shrink = residual_scale if name.endswith(("output.weight", "down.weight")) else 1.0
+                with torch.no_grad():
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02 * shrink)

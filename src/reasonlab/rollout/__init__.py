@@ -1,0 +1,1 @@
+"""The engine: token ids in, token ids out, on the learner's own weights."""

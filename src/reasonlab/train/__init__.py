@@ -1,0 +1,1 @@
+"""The learner, the loop around it, prompt sampling and checkpoints."""

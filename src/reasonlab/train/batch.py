@@ -1,0 +1,101 @@
+"""Training examples, and the flat tensors that a method's loss sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Example:
+    """One prompt with one response to learn from.
+
+    `logprobs` are those of the policy that sampled the response; `mask` says which response tokens enter the loss.
+    """
+
+    prompt: NDArray[np.int64]
+    response: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    mask: NDArray[np.bool_]
+    advantage: float = 0.0
+    reference: NDArray[np.float32] | None = None  # logprobs under the reference model, where a method asks for them
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts over all examples of one optimizer step, computed once: the only denominators a loss may use."""
+
+    tokens: int  # in the loss; at least 1, so that a step whose tokens are all masked is a step of zero loss
+    sequences: int
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> Totals:
+        return cls(tokens=max(1, sum(int(e.mask.sum()) for e in examples)), sequences=len(examples))
+
+
+@dataclass(slots=True)
+class TokenBatch:
+    """Response tokens of several whole sequences, flat: [tokens] tensors, and [sequences] tensors beside them."""
+
+    old: Tensor  # logprobs of the sampling policy
+    mask: Tensor  # 1 where a token enters the loss
+    sequence: Tensor  # which sequence a token belongs to
+    advantage: Tensor  # one number for each sequence
+    lengths: Tensor  # tokens in the loss of each sequence, at least 1
+    totals: Totals
+    reference: Tensor | None = None
+
+    def per_token(self, of_sequences: Tensor) -> Tensor:
+        return of_sequences[self.sequence]
+
+    def sum_by_sequence(self, of_tokens: Tensor) -> Tensor:
+        return torch.zeros_like(self.advantage, dtype=of_tokens.dtype).index_add(0, self.sequence, of_tokens)
+
+
+def pack(examples: Sequence[Example], totals: Totals, device: torch.device | str) -> TokenBatch:
+    """The tensors for a loss over these examples, whose response tokens come one behind the other."""
+
+    def flat(arrays: list[NDArray[np.generic]], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.concatenate(arrays)).to(device=device, dtype=dtype)
+
+    mask = flat([e.mask for e in examples], torch.float32)
+    sizes = torch.tensor([len(e.response) for e in examples])
+    sequence = torch.repeat_interleave(torch.arange(len(examples)), sizes).to(device)
+    reference = None
+    if all(e.reference is not None for e in examples):
+        reference = flat([e.reference for e in examples if e.reference is not None], torch.float32)
+    return TokenBatch(
+        old=flat([e.logprobs for e in examples], torch.float32),
+        mask=mask,
+        sequence=sequence,
+        advantage=torch.tensor([e.advantage for e in examples], dtype=torch.float32, device=device),
+        lengths=torch.tensor([max(1, int(e.mask.sum())) for e in examples], dtype=torch.float32, device=device),
+        totals=totals,
+        reference=reference,
+    )
+
+
+def micro_batches(examples: Sequence[Example], token_budget: int) -> list[list[Example]]:
+    """Split into packs of at most `token_budget` tokens (a longer sequence gets a pack of its own).
+
+    Sequences are ordered by length first, so that the attention blocks of a pack hold sequences of one length. The
+    split depends on the examples alone, never on the number of workers: results stay bit-identical.
+    """
+    packs: list[list[Example]] = []
+    used = 0
+    for example in sorted(examples, key=lambda e: -e.length):
+        if not packs or used + example.length > token_budget:
+            packs.append([])
+            used = 0
+        packs[-1].append(example)
+        used += example.length
+    return packs

@@ -1,0 +1,98 @@
+"""Checkpoints of a run: a Hugging Face directory plus `trainer/`, written aside and renamed, so whole or absent.
+
+There is no random state to keep: every draw is keyed by what it is for. Optimizer moments are safetensors, the rest
+is JSON; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from reasonlab.model.checkpoint import save_model
+from reasonlab.runs.files import explained, replace_directory, write_aside
+from reasonlab.train.learner import Learner
+
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Where a run stands after a finished iteration."""
+
+    iteration: int = 0
+    learner_steps: int = 0
+    generated_tokens: int = 0
+    seconds: float = 0.0
+
+
+def checkpoint_name(iteration: int) -> str:
+    return f"step-{iteration:06d}"
+
+
+def save_checkpoint(run: Path, name: str, learner: Learner, state: TrainState, tokenizer_from: Path) -> Path:
+    """Write `checkpoints/name`, then point `checkpoints/latest` at it."""
+    folder = run / "checkpoints"
+    temporary, final = folder / f".{name}.{os.getpid()}.tmp", folder / name
+    with explained(final):
+        try:
+            (temporary / "trainer").mkdir(parents=True)
+            save_model(learner.model, temporary, tokenizer_from)
+            save_file(optimizer_tensors(learner), temporary / "trainer" / OPTIMIZER)
+            (temporary / "trainer" / STATE).write_text(json.dumps(asdict(state), indent=2) + "\n")
+        except Exception as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise _as_os_error(error) from error
+    replace_directory(temporary, final)
+    write_aside(folder / "latest", f"{name}\n".encode())
+    return final
+
+
+def load_checkpoint(directory: Path, learner: Learner) -> TrainState:
+    """Put optimizer moments and counters back; the weights were loaded with the model."""
+    tensors = load_file(directory / "trainer" / OPTIMIZER)
+    learner.optimizer.state.clear()
+    for index, parameter in enumerate(learner.parameters):
+        mine = {key.split(".", 1)[1]: value for key, value in tensors.items() if key.startswith(f"{index}.")}
+        if mine:
+            # Adam's step counter stays where torch's fused implementation keeps it: beside the parameter.
+            learner.optimizer.state[parameter] = {k: v.to(learner.device) for k, v in mine.items()}
+    state = TrainState(**json.loads((directory / "trainer" / STATE).read_text()))
+    learner.steps = state.learner_steps
+    return state
+
+
+def optimizer_tensors(learner: Learner) -> dict[str, torch.Tensor]:
+    return {
+        f"{index}.{name}": value.detach().cpu().contiguous()
+        for index, parameter in enumerate(learner.parameters)
+        for name, value in learner.optimizer.state.get(parameter, {}).items()
+    }
+
+
+def newest_checkpoint(run: Path) -> Path | None:
+    """The checkpoint with the most iterations. Half-written ones have hidden names and do not count."""
+    found = sorted((run / "checkpoints").glob("step-*"))
+    return found[-1] if found else None
+
+
+def prune(run: Path, keep: int) -> None:
+    """Remove all but the newest checkpoints, and what killed processes left half-written."""
+    folder = run / "checkpoints"
+    for old in [*sorted(folder.glob("step-*"))[:-keep], *folder.glob(".*.tmp"), *folder.glob(".*.old")]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _as_os_error(error: Exception) -> Exception:
+    """safetensors wraps a full disk in an error of its own; give it back its number."""
+    text = str(error)
+    if isinstance(error, OSError) or "os error 28" not in text:
+        return error
+    return OSError(28, "No space left on device")

@@ -1,0 +1,463 @@
+"""The loop: problems → rollouts → grades → method → update → evaluation, everything into the run record.
+
+One iteration is a function of (weights, optimizer, iteration number) alone, because every draw is keyed. So a killed
+run continues from its newest checkpoint and arrives at the same bits; the work in flight is simply made again.
+"""
+
+from __future__ import annotations
+
+import copy
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reasonlab.config import Config, SftConfig, load_recipe, to_toml
+from reasonlab.errors import UserError
+from reasonlab.evaluate.evaluator import FORCED_STYLE, Answer, Summary, evaluate, summarise
+from reasonlab.grading.grade import Grade, grade
+from reasonlab.hardware import prepare
+from reasonlab.keys import key
+from reasonlab.methods import build_method
+from reasonlab.methods.group import Group, Method, example, length_reward, overlong_penalty
+from reasonlab.model.checkpoint import load_model
+from reasonlab.model.ladder import resolve_model
+from reasonlab.model.tiny_tokenizer import TinyTokenizer
+from reasonlab.model.transformer import Transformer
+from reasonlab.problems.corpus import prompt_text
+from reasonlab.problems.families.steps import render
+from reasonlab.problems.problem import Problem
+from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set, solution_of
+from reasonlab.rollout.engine import Engine
+from reasonlab.rollout.types import Request, Rollout, Sampling
+from reasonlab.runs import RunRecord
+from reasonlab.runs.record import read_run
+from reasonlab.train.batch import Example, TokenBatch, Totals
+from reasonlab.train.checkpoint import (
+    TrainState,
+    checkpoint_name,
+    load_checkpoint,
+    newest_checkpoint,
+    prune,
+    save_checkpoint,
+)
+from reasonlab.train.learner import Learner, Loss, StepResult
+from reasonlab.train.prompts import UniformPrompts
+
+SUITE, FORCED_SUITE = "tiny", "tiny-forced"
+MISTAKES_SHOWN = 0.06  # in checked demonstrations for SFT, as in the base model's corpus
+
+
+class Observer(Protocol):
+    """Somebody who watches a run: the terminal view. Nothing in training depends on it."""
+
+    def progress(self, what: str, done: int, total: int) -> None: ...
+    def iteration(self, number: int, metrics: dict[str, Any], sample: tuple[Problem, str, Grade]) -> None: ...
+    def evaluation(self, number: int, suite: str, summary: Summary) -> None: ...
+    def alarm(self, number: int, text: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a run ended."""
+
+    status: str  # "finished", "interrupted" or "stopped at the time limit"
+    iteration: int
+    seconds: float
+    evaluations: dict[tuple[str, int], list[Answer]] = field(default_factory=dict)
+
+
+class Trainer:
+    """Everything one run needs, on one device."""
+
+    def __init__(self, config: Config, record: RunRecord, observer: Observer, checkpoint: Path | None = None) -> None:
+        self.config, self.record, self.observer = config, record, observer
+        device = prepare(config.device)
+        self.base = resolve_model(config.model.path)
+        self.tokenizer = TinyTokenizer.load()
+        model = load_model(checkpoint or self.base).to(device)
+        if model.config.vocab_size != self.tokenizer.vocab_size:
+            raise UserError(
+                f"{config.model.path} has {model.config.vocab_size} tokens, the tiny world's tokenizer "
+                f"{self.tokenizer.vocab_size}",
+                "Use a bundled tiny model or one trained from it",
+            )
+        self.learner = Learner(model, config.learner, config.threads, config.rollout.temperature or 1.0)
+        self.engine_model = self._engine_model(model)
+        self.engine = Engine(self.engine_model, config.rollout.rows, config.threads, self.tokenizer.decode)
+        self.state = load_checkpoint(checkpoint, self.learner) if checkpoint else TrainState()
+        self.method: Method = build_method(config)
+        self.reference = self._reference(device) if self.method.needs_reference else None
+        self.prompts = UniformPrompts(config)
+        self.sampling = Sampling(
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            top_k=config.rollout.top_k,
+            max_tokens=config.rollout.max_tokens,
+            stop_ids=(self.tokenizer.eos_id,),
+            repetition_window=config.rollout.repetition_window,
+        )
+        self.stop_requested = False
+        self.evaluations: dict[tuple[str, int], list[Answer]] = {}
+
+    def _engine_model(self, model: Transformer) -> Transformer:
+        """The learner's own module; on CUDA in bf16 a copy of it, because the master weights are fp32."""
+        if self.config.device == "cuda" and self.config.learner.bfloat16:
+            return copy.deepcopy(model).to(torch.bfloat16).requires_grad_(False)
+        return model
+
+    def _reference(self, device: torch.device) -> Learner:
+        return Learner(load_model(self.base).to(device), self.config.learner, 1, self.config.rollout.temperature or 1.0)
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    def run(self, deadline: float | None = None) -> Outcome:
+        """Train to the last iteration, or until interrupted or past the deadline (in `time.monotonic` seconds)."""
+        total, status = self.config.iterations, "finished"
+        started = time.monotonic() - self.state.seconds
+        with self._finish_step_on_interrupt():
+            if self.state.iteration == 0 and self.config.evaluate.every:
+                self._evaluate(0, both_ends=True)
+            while self.state.iteration < total:
+                late = deadline is not None and time.monotonic() > deadline
+                if self.stop_requested or late:
+                    status = "interrupted" if self.stop_requested else "stopped at the time limit"
+                    break
+                self._iteration(self.state.iteration + 1)
+                self.state.seconds = time.monotonic() - started
+                done = self.state.iteration
+                every = self.config.evaluate.every
+                if every and done % every == 0 and done < total:
+                    self._evaluate(done)
+                if done % self.config.checkpoint.every == 0 and done < total:
+                    self._checkpoint()
+            if status == "interrupted":
+                self._checkpoint()
+            else:
+                if self.config.evaluate.every:
+                    self._evaluate(self.state.iteration, both_ends=True)
+                self._save("final")
+        self.record.finish(status)
+        return Outcome(status, self.state.iteration, time.monotonic() - started, self.evaluations)
+
+    def _iteration(self, number: int) -> None:
+        clock = _Clock()
+        self.engine.version = number - 1
+        groups = self._demonstrations(number) if isinstance(self.config.method, SftConfig) else self._rollouts(number)
+        clock.lap("rollout")
+        results = self._update(number, groups)
+        clock.lap("update")
+        self._refresh_engine()
+        self.state.iteration = number
+        self.state.learner_steps = self.learner.steps
+        self.state.generated_tokens += int(sum(group.lengths.sum() for group in groups))
+        metrics = {**_metrics(groups, results, self.sampling.max_tokens), **clock.metrics(groups)}
+        self.record.rollouts(number, _rollout_rows(groups, self.tokenizer))
+        self.record.metrics(number, metrics)
+        if sum(result.nonfinite for result in results):
+            self._alarm(number, "nonfinite", "a loss or gradient was not finite and was dropped; lower learner.lr")
+        self.observer.iteration(number, metrics, _one_sample(groups, self.tokenizer, number))
+
+    # --- rollouts and rewards ----------------------------------------------------------------------------------
+
+    def _rollouts(self, number: int) -> list[Group]:
+        """The iteration's groups. With dynamic sampling, groups without a spread of rewards are replaced."""
+        wanted, drawn = self.config.rollout.prompts, 0
+        kept: list[Group] = []
+        spare: list[Group] = []
+        for _ in range(1 + self.config.rollout.dynamic_rounds):
+            problems = self.prompts.draw(number, wanted - len(kept), drawn)
+            drawn += len(problems)
+            for group in self._sample_groups(number, problems):
+                useful = self.config.rollout.dynamic_rounds == 0 or 0 < group.correct.sum() < len(group.grades)
+                (kept if useful else spare).append(group)
+            if len(kept) == wanted or not problems:
+                break
+        return kept or spare[:1]  # an update needs a group, even one that teaches nothing
+
+    def _sample_groups(self, number: int, problems: Sequence[Problem]) -> list[Group]:
+        config = self.config.rollout
+        requests = [
+            Request(
+                prompt=self.tokenizer.encode(prompt_text(problem.question)),
+                keys=[key(self.config.seed, "rollout", number, problem.id, i) for i in range(config.samples)],
+            )
+            for problem in problems
+        ]
+        count = _Counter(self.observer, f"iteration {number}: rollouts", len(problems) * config.samples)
+        groups = []
+        for problem, rollouts in zip(problems, self.engine.generate(requests, self.sampling, count), strict=True):
+            grades = [grade(problem, self.tokenizer.decode(rollout.ids)) for rollout in rollouts]
+            group = Group(problem, rollouts, grades)
+            group.rewards = self._reward(number, group)
+            groups.append(group)
+        return groups
+
+    def _reward(self, number: int, group: Group) -> np.ndarray[Any, np.dtype[np.float64]]:
+        config = self.config.reward
+        rewards = group.correct.astype(np.float64)
+        if config.length_weight > 0 and number >= config.length_from:
+            rewards += config.length_weight * length_reward(group.lengths, group.correct)
+        if config.overlong_buffer > 0:
+            rewards += overlong_penalty(group.lengths, self.config.rollout.max_tokens, config.overlong_buffer)
+        return rewards
+
+    def _demonstrations(self, number: int) -> list[Group]:
+        """For SFT: the worked solutions of the iteration's problems, in the styles the recipe asks for."""
+        method = self.config.method
+        assert isinstance(method, SftConfig)
+        groups = []
+        for problem in self.prompts.draw(number, self.config.rollout.prompts):
+            rng = Random(key(self.config.seed, "style", number, problem.id))
+            style = rng.choices(list(method.styles), list(method.styles.values()))[0]
+            text = render(solution_of(problem), style, rng, MISTAKES_SHOWN) + "<eos>"
+            ids = self.tokenizer.encode(text)
+            prompt = self.tokenizer.encode(prompt_text(problem.question))
+            rollout = Rollout(prompt, ids, np.zeros(len(ids), np.float32), "stop", np.full(len(ids), -1, np.int32))
+            groups.append(Group(problem, [rollout], [grade(problem, text)], np.ones(1)))
+        return groups
+
+    # --- the update --------------------------------------------------------------------------------------------
+
+    def _update(self, number: int, groups: list[Group]) -> list[StepResult]:
+        """`inner_steps` optimizer steps in each epoch, each on its own share of the examples."""
+        config = self.config.learner
+        if self.method.resets_optimizer:
+            self.learner.reset_optimizer()
+        if self.reference is not None:
+            for group in groups:
+                group.reference = self.reference.logprobs([example(rollout, 0.0) for rollout in group.rollouts])
+        examples = self.method.examples(groups)
+        single = config.inner_steps * config.epochs == 1
+        if self.config.device == "cuda" and not single and examples:
+            # bf16 sampling and bf16 training differ a little: measure the policy before the update with the learner.
+            for e, logprobs in zip(examples, self.learner.logprobs(examples), strict=True):
+                e.logprobs = logprobs
+        results = []
+        for epoch in range(config.epochs):
+            for share in self._shares(number, epoch, examples):
+                # In a single step without a KL term an example without advantage has no gradient: only count it.
+                useful = share if not single or self.reference else [e for e in share if e.advantage != 0]
+                if useful:
+                    loss = on_policy(self.method.loss) if single else self.method.loss
+                    results.append(self.learner.step(useful, loss, Totals.of(share)))
+        return results
+
+    def _shares(self, number: int, epoch: int, examples: list[Example]) -> Iterator[list[Example]]:
+        """The examples of each inner step: all of them, or a keyed shuffle dealt out evenly."""
+        parts = self.config.learner.inner_steps
+        if parts == 1:
+            yield examples
+            return
+        order = list(examples)
+        Random(key(self.config.seed, "shares", number, epoch)).shuffle(order)
+        for part in range(parts):
+            if order[part::parts]:
+                yield order[part::parts]
+
+    def _refresh_engine(self) -> None:
+        if self.engine_model is not self.learner.model:
+            with torch.no_grad():
+                own, new = list(self.engine_model.parameters()), list(self.learner.model.parameters())
+                torch._foreach_copy_(own, new)
+
+    # --- evaluation, checkpoints, interruption -----------------------------------------------------------------
+
+    def _evaluate(self, number: int, both_ends: bool = False) -> None:
+        """Score the present weights; at both ends of a run also with the worked style forced, the control."""
+        config, clock = self.config.evaluate, _Clock()
+        families = self.config.problems.families or FAMILY_NAMES
+        problems = problem_set(config.split, config.problems, 0, families, config.levels)
+        sampling = Sampling(
+            temperature=config.temperature,
+            max_tokens=self.sampling.max_tokens,
+            stop_ids=self.sampling.stop_ids,
+            repetition_window=self.sampling.repetition_window,
+        )
+        values: dict[str, Any] = {}
+        suites = {SUITE: "", FORCED_SUITE: FORCED_STYLE} if both_ends and config.forced_style else {SUITE: ""}
+        for suite, force in suites.items():
+            count = _Counter(self.observer, f"evaluating {suite} at {number}", len(problems) * config.samples)
+            answers = evaluate(self.engine, self.tokenizer, problems, sampling, config.samples, 0, force, count)
+            self.record.evaluation(suite, number, [answer.row() for answer in answers])
+            self.evaluations[suite, number] = answers
+            values |= _evaluation_metrics(suite, answers)
+            self.observer.evaluation(number, suite, summarise(answers))
+        clock.lap("evaluate")
+        self.record.metrics(number, {**values, **clock.seconds_by_phase})
+
+    def _checkpoint(self) -> None:
+        if self.state.iteration > 0:
+            self._save(checkpoint_name(self.state.iteration))
+            prune(self.record.directory, self.config.checkpoint.keep)
+
+    def _save(self, name: str) -> None:
+        if self.method.resets_optimizer:
+            self.learner.reset_optimizer()  # the next iteration would anyway: do not write moments nobody reads
+        save_checkpoint(self.record.directory, name, self.learner, self.state, self.base)
+        self.record.event("checkpoint", self.state.iteration, name=name)
+        self.record.sync()
+
+    def _alarm(self, number: int, kind: str, text: str) -> None:
+        self.record.event("alarm", number, alarm=kind, text=text)
+        self.observer.alarm(number, text)
+
+    @contextmanager
+    def _finish_step_on_interrupt(self) -> Iterator[None]:
+        """The first Ctrl-C lets the iteration finish and saves; a second one stops at once."""
+
+        def handle(signum: int, frame: FrameType | None) -> None:
+            if self.stop_requested:
+                raise KeyboardInterrupt
+            self.stop_requested = True
+            self.observer.alarm(self.state.iteration, "interrupted: finishing this iteration, then saving")
+
+        try:
+            previous = signal.signal(signal.SIGINT, handle)
+        except ValueError:  # not the main thread: whoever owns it handles signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+
+def start(config: Config, out: Path, argv: Sequence[str], observer: Observer) -> Trainer:
+    """A new run in `out`. Everything that can be wrong with the recipe is found before the run exists."""
+    resolve_model(config.model.path)
+    return Trainer(config, RunRecord.create(out, to_toml(config), list(argv)), observer)
+
+
+def resume(run: Path, observer: Observer) -> Trainer:
+    """The run in `run`, continued from its newest checkpoint (or from the base model if it has none yet)."""
+    status = read_run(run)["status"]
+    if status not in ("running", "interrupted", "failed"):
+        raise UserError(f"the run in {run} has already ended ({status})", "Start another with --out")
+    config = load_recipe(run / "config.toml")
+    checkpoint = newest_checkpoint(run)
+    trainer = Trainer(config, RunRecord.resume(run), observer, checkpoint)
+    trainer.record.event("resume", trainer.state.iteration)
+    return trainer
+
+
+def on_policy(loss: Loss) -> Loss:
+    """One update on fresh rollouts: the sampling policy is the present one, so the ratio is exactly one."""
+
+    def wrapped(logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        return loss(logprobs, replace(batch, old=logprobs.detach()))
+
+    return wrapped
+
+
+class _Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds_by_phase: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds_by_phase[f"time/{phase}_s"] = now - self.last
+        self.last = now
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        total = sum(self.seconds_by_phase.values())
+        tokens = float(sum(group.lengths.sum() for group in groups))
+        return {**self.seconds_by_phase, "perf/step_s": total, "perf/tokens_per_s": tokens / total}
+
+
+class _Counter:
+    """Tells the observer how many of the rollouts are done; called from several threads."""
+
+    def __init__(self, observer: Observer, what: str, total: int) -> None:
+        self.observer, self.what, self.total, self.done = observer, what, total, 0
+
+    def __call__(self, more: int) -> None:
+        self.done += more
+        self.observer.progress(self.what, self.done, self.total)
+
+
+def _metrics(groups: Sequence[Group], results: Sequence[StepResult], max_tokens: int) -> dict[str, Any]:
+    lengths = np.concatenate([group.lengths for group in groups])
+    rewards = np.concatenate([group.rewards for group in groups])
+    grades = [g.verdict for group in groups for g in group.grades]
+    finishes = [rollout.finish for group in groups for rollout in group.rollouts]
+    last = results[-1] if results else None
+    metrics: dict[str, Any] = {
+        "train/reward/mean": float(rewards.mean()),
+        "train/reward/std": float(rewards.std()),
+        "train/accuracy": grades.count("correct") / len(grades),
+        "train/ungraded": grades.count("error") + grades.count("timeout"),
+        "train/length/mean": float(lengths.mean()),
+        "train/length/p50": float(np.median(lengths)),
+        "train/length/p90": float(np.quantile(lengths, 0.9)),
+        "train/length/max": int(lengths.max()),
+        "train/length/clipped_ratio": finishes.count("length") / len(finishes),
+        "train/length/repetition_ratio": finishes.count("repetition") / len(finishes),
+        "train/groups/zero_std_frac": float(np.mean([group.rewards.std() == 0 for group in groups])),
+        "train/updates": len(results),
+        "train/nonfinite": sum(result.nonfinite for result in results),
+    }
+    if last is not None:
+        metrics |= {
+            "train/loss": last.loss,
+            "train/grad_norm": float(np.mean([result.grad_norm for result in results])),
+            "train/entropy": results[0].entropy,
+            "train/lr": last.lr,
+            "train/logprob_diff/max": results[0].mismatch,
+        }
+        metrics |= {f"train/{name}": value for name, value in last.metrics.items()}
+    return metrics
+
+
+def _evaluation_metrics(suite: str, answers: Sequence[Answer]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    panels = {suite: list(answers)}
+    for family in dict.fromkeys(answer.family for answer in answers):
+        panels[f"{suite}/{family}"] = [answer for answer in answers if answer.family == family]
+    for name, part in panels.items():
+        summary = summarise(part)
+        values |= {
+            f"eval/{name}/avg@{summary.samples}": summary.accuracy.estimate,
+            f"eval/{name}/ci_low": summary.accuracy.low,
+            f"eval/{name}/ci_high": summary.accuracy.high,
+            f"eval/{name}/length/mean": summary.tokens.estimate,
+            f"eval/{name}/truncated_frac": summary.truncated,
+        }
+    return values
+
+
+def _rollout_rows(groups: Sequence[Group], tokenizer: TinyTokenizer) -> Iterator[dict[str, Any]]:
+    for group in groups:
+        for sample, (rollout, verdict) in enumerate(zip(group.rollouts, group.grades, strict=True)):
+            yield {
+                "problem": group.problem.id,
+                "family": group.problem.family,
+                "level": group.problem.level,
+                "question": group.problem.question,
+                "gold": group.problem.answer,
+                "sample": sample,
+                "text": tokenizer.decode(rollout.ids),
+                "tokens": len(rollout.ids),
+                "finish": rollout.finish,
+                "verdict": verdict.verdict,
+                "extracted": verdict.extracted,
+                "reward": float(group.rewards[sample]),
+                "logprob": float(rollout.logprobs.sum()),
+            }
+
+
+def _one_sample(groups: Sequence[Group], tokenizer: TinyTokenizer, number: int) -> tuple[Problem, str, Grade]:
+    group = groups[number % len(groups)]
+    return group.problem, tokenizer.decode(group.rollouts[0].ids), group.grades[0]

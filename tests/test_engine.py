@@ -1,0 +1,357 @@
+"""The engine samples what the weights say, and a rollout depends on weights, prompt and key alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from small_models import VOCABULARY, in_transformers, packed_logits, random_sequences, small_model
+
+from reasonlab.config import LearnerConfig
+from reasonlab.keys import key
+from reasonlab.methods.group import example
+from reasonlab.model.transformer import Transformer
+from reasonlab.rollout import engine as engine_module
+from reasonlab.rollout.engine import Engine, repeats
+from reasonlab.rollout.types import Request, Rollout, Sampling
+from reasonlab.train.learner import Learner
+
+PROMPT_LENGTHS = [5, 1, 17, 9, 2, 9, 30]
+GROUP_SIZES = [3, 1, 5, 2, 4, 1, 3]
+FREE = Sampling(max_tokens=40)
+
+
+def requests_of(lengths: Sequence[int], sizes: Sequence[int], seed: int = 0) -> list[Request]:
+    prompts = random_sequences(list(lengths), seed)
+    return [
+        Request(prompt.tolist(), [key("test rollout", seed, i, j) for j in range(size)])
+        for i, (prompt, size) in enumerate(zip(prompts, sizes, strict=True))
+    ]
+
+
+REQUESTS = requests_of(PROMPT_LENGTHS, GROUP_SIZES)
+SAMPLES = sum(GROUP_SIZES)
+
+
+def assert_same(got: Sequence[Sequence[Rollout]], expected: Sequence[Sequence[Rollout]]) -> None:
+    assert [[r.ids for r in group] for group in got] == [[r.ids for r in group] for group in expected]
+    for a, b in zip(flat(got), flat(expected), strict=True):
+        assert (a.prompt, a.finish) == (b.prompt, b.finish)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-6, rtol=1e-6)
+
+
+def flat(groups: Sequence[Sequence[Rollout]]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group]
+
+
+def letters(ids: Sequence[int]) -> str:
+    """A tokenizer's decoder: one letter for each id."""
+    return "".join(chr(ord("A") + i) for i in ids)
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return small_model(seed=3)
+
+
+@pytest.fixture(scope="module")
+def reference(model: Transformer) -> list[list[Rollout]]:
+    """All samples in one batch, to their full length."""
+    return Engine(model).generate(REQUESTS, FREE)
+
+
+# --- what is drawn ---------------------------------------------------------------------------------------------------
+
+
+def test_the_engine_draws_from_the_model(model: Transformer) -> None:
+    prompt = random_sequences([6], seed=9)[0]
+    request = Request(prompt.tolist(), [key("frequency", i) for i in range(6000)])
+    rollouts = flat(Engine(model).generate([request], Sampling(max_tokens=1)))
+    probabilities = packed_logits(model, [prompt])[0][-1].double().softmax(-1).numpy()
+    assert (probabilities * len(rollouts) > 5).all()  # a chi-square cell needs a few counts
+    counts = np.bincount([r.ids[0] for r in rollouts], minlength=len(probabilities))
+    assert stats.chisquare(counts, probabilities * len(rollouts)).pvalue > 1e-3
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_greedy_decoding_equals_transformers(tied: bool, tmp_path: Path) -> None:
+    model = small_model(seed=11, tied=tied)
+    theirs = in_transformers(model, tmp_path)
+    prompts = random_sequences([1, 6, 23, 50], seed=4)
+    requests = [Request(prompt.tolist(), [0]) for prompt in prompts]
+    got = Engine(model).generate(requests, Sampling(temperature=0, max_tokens=120, stop_ids=(2,)))
+    for prompt, (rollout,) in zip(prompts, got, strict=True):
+        attention = torch.ones(1, len(prompt), dtype=torch.int64)
+        out = theirs.generate(prompt[None], attention_mask=attention, do_sample=False, max_new_tokens=120)
+        assert rollout.ids == out[0, len(prompt) :].tolist()
+        assert rollout.finish == ("stop" if rollout.ids[-1] == 2 else "length")
+
+
+# --- batch invariance -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_rows_and_workers_do_not_change_a_rollout(
+    rows: int, workers: int, model: Transformer, reference: list[list[Rollout]]
+) -> None:
+    assert_same(Engine(model, rows=rows, workers=workers).generate(REQUESTS, FREE), reference)
+
+
+def test_the_order_of_requests_does_not_change_a_rollout(model: Transformer, reference: list[list[Rollout]]) -> None:
+    order = [4, 0, 6, 2, 5, 1, 3]
+    got = Engine(model, rows=4).generate([REQUESTS[i] for i in order], FREE)
+    assert_same(got, [reference[i] for i in order])
+
+
+def test_the_size_of_a_group_does_not_change_a_rollout(model: Transformer, reference: list[list[Rollout]]) -> None:
+    single = [Request(request.prompt, [seed]) for request in REQUESTS for seed in request.keys]
+    assert_same(Engine(model, rows=5).generate(single, FREE), [[rollout] for rollout in flat(reference)])
+    whole = requests_of(PROMPT_LENGTHS, [9] * len(PROMPT_LENGTHS))
+    got = Engine(model).generate(whole, FREE)
+    assert_same([group[:n] for group, n in zip(got, GROUP_SIZES, strict=True)], reference)
+
+
+def test_a_rollout_can_be_made_again_alone(model: Transformer, reference: list[list[Rollout]]) -> None:
+    for request, group in zip(REQUESTS, reference, strict=True):
+        for seed, rollout in zip(request.keys, group, strict=True):
+            assert_same(Engine(model).generate([Request(request.prompt, [seed])], FREE), [[rollout]])
+
+
+def test_prefill_in_several_waves(
+    model: Transformer, reference: list[list[Rollout]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 12)
+    assert_same(Engine(model, rows=3).generate(REQUESTS, FREE), reference)
+
+
+def test_one_engine_serves_different_settings_one_after_the_other(
+    model: Transformer, reference: list[list[Rollout]]
+) -> None:
+    engine = Engine(model, rows=4, workers=2)
+    engine.generate(REQUESTS[:2], Sampling(max_tokens=150, temperature=0.5))
+    assert_same(engine.generate(REQUESTS, FREE), reference)
+    engine.generate(requests_of([40], [7], seed=1), FREE)
+    assert_same(engine.generate(REQUESTS, FREE), reference)
+
+
+def test_the_engine_sees_new_weights_at_once() -> None:
+    model = small_model(seed=3)
+    engine = Engine(model)
+    before = engine.generate(REQUESTS, FREE)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    engine.version = 4
+    after = engine.generate(REQUESTS, FREE)
+    assert [r.ids for r in flat(after)] != [r.ids for r in flat(before)]
+    assert_same(after, Engine(model).generate(REQUESTS, FREE))
+    assert all((r.versions == 4).all() and len(r.versions) == len(r.ids) for r in flat(after))
+
+
+# --- logprobs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_engine_logprobs_equal_learner_logprobs(tied: bool, temperature: float) -> None:
+    model = small_model(seed=5, tied=tied)
+    sampling = Sampling(temperature=temperature, max_tokens=100, stop_ids=(2,))
+    rollouts = flat(Engine(model, rows=6).generate(REQUESTS, sampling))
+    learner = Learner(model, LearnerConfig(token_budget=256), temperature=temperature)
+    learned = learner.logprobs([example(rollout, 0.0) for rollout in rollouts])
+    for rollout, logprobs in zip(rollouts, learned, strict=True):
+        np.testing.assert_allclose(rollout.logprobs, logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architecture": "qwen3", "qk_norm": True, "kv_heads": 1},
+        {"architecture": "qwen2", "qkv_bias": True, "kv_heads": 4},
+        {"rope": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}},
+    ],
+    ids=["qwen3", "qwen2", "yarn"],
+)
+def test_decoding_knows_every_family(changes: dict[str, object]) -> None:
+    model = small_model(seed=6, **changes)
+    rollouts = flat(Engine(model, rows=4).generate(REQUESTS[:4], FREE))
+    learned = Learner(model, LearnerConfig()).logprobs([example(rollout, 0.0) for rollout in rollouts])
+    for rollout, logprobs in zip(rollouts, learned, strict=True):
+        np.testing.assert_allclose(rollout.logprobs, logprobs, atol=1e-5, rtol=0)
+
+
+# --- how a rollout ends ---------------------------------------------------------------------------------------------
+
+
+def test_without_a_stop_every_rollout_has_the_full_length(reference: list[list[Rollout]]) -> None:
+    assert {(len(r.ids), len(r.logprobs), r.finish) for r in flat(reference)} == {(40, 40, "length")}
+
+
+@pytest.mark.parametrize("max_tokens", [1, 7, 39])
+def test_max_tokens_cuts_and_changes_nothing_before(
+    max_tokens: int, model: Transformer, reference: list[list[Rollout]]
+) -> None:
+    got = Engine(model).generate(REQUESTS, Sampling(max_tokens=max_tokens))
+    assert_same(got, [[cut(r, max_tokens, "length") for r in group] for group in reference])
+
+
+def cut(rollout: Rollout, count: int | None, finish: str) -> Rollout:
+    if count is None:
+        return rollout
+    return replace(rollout, ids=rollout.ids[:count], logprobs=rollout.logprobs[:count], finish=finish)
+
+
+def first(rollout: Rollout, ended: set[int]) -> int | None:
+    return next((i + 1 for i, token in enumerate(rollout.ids) if token in ended), None)
+
+
+@pytest.mark.parametrize("stop_ids", [(2,), (7, 19), tuple(range(0, VOCABULARY, 2))])
+@pytest.mark.parametrize("rows", [2, 256])
+def test_a_stop_id_ends_a_rollout_and_belongs_to_it(
+    stop_ids: tuple[int, ...], rows: int, model: Transformer, reference: list[list[Rollout]]
+) -> None:
+    got = Engine(model, rows=rows).generate(REQUESTS, replace(FREE, stop_ids=stop_ids))
+    expected = [[cut(r, first(r, set(stop_ids)), "stop") for r in group] for group in reference]
+    assert "stop" in {r.finish for r in flat(expected)}
+    assert_same(got, expected)
+
+
+def test_a_stop_id_as_the_last_allowed_token_is_a_stop(model: Transformer, reference: list[list[Rollout]]) -> None:
+    last = reference[0][0].ids[9]
+    assert first(reference[0][0], {last}) == 10
+    request = Request(REQUESTS[0].prompt, REQUESTS[0].keys[:1])
+    got = Engine(model).generate([request], Sampling(max_tokens=10, stop_ids=(last,)))
+    assert_same(got, [[cut(reference[0][0], 10, "stop")]])
+
+
+def first_with(rollout: Rollout, stops: Sequence[str]) -> int | None:
+    counts = range(1, len(rollout.ids) + 1)
+    return next((n for n in counts if any(s in letters(rollout.ids[:n]) for s in stops)), None)
+
+
+@pytest.mark.parametrize(("start", "end"), [(3, 4), (10, 13), (2, 38)], ids=["a token", "three tokens", "36 tokens"])
+def test_a_stop_string_ends_a_rollout_at_the_token_that_completes_it(
+    start: int, end: int, model: Transformer, reference: list[list[Rollout]]
+) -> None:
+    stops = (letters(reference[2][1].ids[start:end]), letters(reference[4][0].ids[end - 1 : end + 1]))
+    sampling = replace(FREE, stop_strings=stops)
+    got = Engine(model, rows=6, decode_text=letters).generate(REQUESTS, sampling)
+    expected = [[cut(r, first_with(r, stops), "stop") for r in group] for group in reference]
+    assert expected[2][1].finish == "stop"
+    assert_same(got, expected)
+
+
+def test_a_stop_string_is_not_sought_in_the_prompt(model: Transformer, reference: list[list[Rollout]]) -> None:
+    request = Request(REQUESTS[2].prompt, REQUESTS[2].keys)
+    across = letters([request.prompt[-1], reference[2][0].ids[0]])
+    got = Engine(model, decode_text=letters).generate([request], replace(FREE, stop_strings=(across,)))
+    assert_same(got, [[cut(r, first_with(r, (across,)), "stop") for r in reference[2]]])
+    assert got[0][0].finish == "length"
+
+
+def test_a_token_may_complete_several_characters(model: Transformer, reference: list[list[Rollout]]) -> None:
+    def words(ids: Sequence[int]) -> str:
+        return "".join(f"<{i}>" for i in ids)
+
+    inside = f"{reference[0][0].ids[4]}><"  # is complete only when the next token begins
+    got = Engine(model, decode_text=words).generate([REQUESTS[0]], replace(FREE, stop_strings=(inside,)))
+    texts = [words(r.ids) for r in got[0]]
+    assert any(inside in text for text in texts)
+    for rollout, text in zip(got[0], texts, strict=True):
+        assert (rollout.finish == "stop") == (inside in text)
+        assert inside not in words(rollout.ids[:-1])
+
+
+def test_stop_strings_without_a_decoder_are_an_error(model: Transformer) -> None:
+    with pytest.raises(ValueError, match="decode_text"):
+        Engine(model).generate(REQUESTS, replace(FREE, stop_strings=("x",)))
+
+
+# --- repetition -----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.integers(4, 6), st.integers(0, 4))
+def test_four_equal_blocks_are_a_repetition(block: list[int], times: int, more: int) -> None:
+    ids = (block * (times + 1))[: len(block) * times + min(more, len(block))]
+    assert repeats(np.array(ids))
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=24))
+def test_repeats_is_what_it_says(ids: list[int]) -> None:
+    blocks = range(1, len(ids) // 4 + 1)
+    assert repeats(np.array(ids)) == any((ids[:p] * len(ids))[: len(ids)] == ids for p in blocks)
+
+
+@pytest.mark.parametrize("window", [16, 20, 32])
+def test_a_looping_rollout_is_cut(window: int) -> None:
+    model = small_model(seed=8)
+    greedy = Sampling(temperature=0, max_tokens=100)
+    free = Engine(model).generate(REQUESTS, greedy)
+
+    def loop_found(rollout: Rollout) -> int | None:
+        ids = np.array(rollout.ids)
+        checks = range(16, len(ids) + 1, 16)
+        return next((n for n in checks if n >= window and repeats(ids[n - window : n])), None)
+
+    expected = [[cut(r, loop_found(r), "repetition") for r in group] for group in free]
+    assert {"repetition"} <= {r.finish for r in flat(expected)}
+    assert min(len(r.ids) for r in flat(expected)) < 100
+    assert_same(Engine(model, rows=4).generate(REQUESTS, replace(greedy, repetition_window=window)), expected)
+
+
+def test_lively_rollouts_are_not_cut(model: Transformer, reference: list[list[Rollout]]) -> None:
+    assert_same(Engine(model).generate(REQUESTS, replace(FREE, repetition_window=16)), reference)
+
+
+# --- continuous batching --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_few_rows_serve_many_ragged_samples_once_and_in_order(workers: int, model: Transformer) -> None:
+    requests = requests_of([3, 1, 8, 2, 5, 21, 4, 13], [7, 2, 9, 1, 12, 3, 8, 6], seed=2)
+    sampling = Sampling(max_tokens=60, stop_ids=tuple(range(0, VOCABULARY, 6)))
+    expected = [
+        [Engine(model).generate([Request(r.prompt, [seed])], sampling)[0][0] for seed in r.keys] for r in requests
+    ]
+    finished: list[int] = []
+    got = Engine(model, rows=3, workers=workers).generate(requests, sampling, progress=finished.append)
+    assert_same(got, expected)
+    assert sum(finished) == 48
+    assert len({len(r.ids) for r in flat(got)}) > 10
+
+
+def test_decoding_runs_past_one_bucket_of_columns() -> None:
+    model = small_model(seed=12)
+    requests = requests_of([50, 1, 64, 65], [2, 2, 1, 2], seed=3)
+    rollouts = flat(Engine(model, rows=3).generate(requests, Sampling(max_tokens=200)))
+    assert {len(r.ids) for r in rollouts} == {200}
+    learned = Learner(model, LearnerConfig()).logprobs([example(rollout, 0.0) for rollout in rollouts])
+    for rollout, logprobs in zip(rollouts, learned, strict=True):
+        np.testing.assert_allclose(rollout.logprobs, logprobs, atol=1e-5, rtol=0)
+
+
+def test_prompts_of_one_token(model: Transformer) -> None:
+    requests = requests_of([1, 1, 1], [2, 3, 1])
+    got = Engine(model, rows=2).generate(requests, FREE)
+    assert [[len(r.ids) for r in group] for group in got] == [[40] * 2, [40] * 3, [40]]
+    learned = Learner(model, LearnerConfig()).logprobs([example(rollout, 0.0) for rollout in flat(got)])
+    for rollout, logprobs in zip(flat(got), learned, strict=True):
+        np.testing.assert_allclose(rollout.logprobs, logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_asked_nothing_given(workers: int, model: Transformer, reference: list[list[Rollout]]) -> None:
+    engine = Engine(model, workers=workers)
+    assert engine.generate([], FREE) == []
+    assert engine.generate([Request([1, 2], []), Request([3], [])], FREE) == [[], []]
+    got = engine.generate([Request([1, 2], []), REQUESTS[0], Request([3], [])], FREE)
+    assert_same(got, [[], reference[0], []])

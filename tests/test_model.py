@@ -1,0 +1,469 @@
+"""The transformer computes what transformers computes, and its checkpoints travel both ways."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from small_models import from_transformers, in_transformers, packed_logits, random_sequences, shake, small_model
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from reasonlab.errors import UserError
+from reasonlab.keys import key
+from reasonlab.model.attention import PackedCausal
+from reasonlab.model.checkpoint import load_config, load_model, save_model
+from reasonlab.model.config import ModelConfig
+from reasonlab.model.ladder import SIZES, resolve_model, tiny_config
+from reasonlab.model.transformer import Transformer
+
+LENGTHS = [7, 33, 1, 12, 33]
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-bias": ("llama", {"attention_bias": True}),
+    "llama-one-key-head": ("llama", {"num_key_value_heads": 1}),
+    "llama-all-key-heads": ("llama", {"num_key_value_heads": 6}),
+    "llama-linear": ("llama", {"rope_parameters": LINEAR_ROPE}),
+    "llama-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN_ROPE}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-yarn": ("qwen2", {"rope_parameters": YARN_ROPE}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-bias": ("qwen3", {"attention_bias": True}),
+    "qwen3-yarn": ("qwen3", {"rope_parameters": YARN_ROPE | {"beta_fast": 16.0, "beta_slow": 2.0}}),
+}
+
+
+def hf_config(family: str, **options: Any) -> Any:
+    shape: dict[str, Any] = {
+        "vocab_size": 61,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    return FAMILIES[family](**shape | options)
+
+
+def random_hf(config: Any, seed: int = 0) -> Any:
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    shake(model, seed)
+    return model
+
+
+def their_logits(model: Any, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [model(s[None]).logits[0] for s in sequences]
+
+
+def assert_same_logits(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+# --- parity with transformers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("variation", VARIATIONS)
+def test_logits_equal_those_of_transformers_both_ways(variation: str, tied: bool, tmp_path: Path) -> None:
+    family, options = VARIATIONS[variation]
+    theirs = random_hf(hf_config(family, tie_word_embeddings=tied, **options))
+    ours = from_transformers(theirs, tmp_path / "theirs")
+    sequences = random_sequences(LENGTHS, vocabulary=61)
+    expected = their_logits(theirs, sequences)
+    assert_same_logits(packed_logits(ours, sequences), expected)
+    back = in_transformers(ours, tmp_path / "ours")
+    assert type(back) is type(theirs)
+    assert_same_logits(their_logits(back, sequences), expected)
+    kept = back.state_dict()
+    assert all(torch.equal(kept[name], value) for name, value in theirs.state_dict().items())
+    assert load_config(tmp_path / "ours") == ours.config
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("seed", range(6))
+def test_random_shapes_agree(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(key("test shapes", seed))
+    family = draw.choice(list(FAMILIES))
+    kv_heads = draw.choice([1, 2, 3])
+    options: dict[str, Any] = {
+        "hidden_size": draw.choice([16, 40, 56]),
+        "intermediate_size": draw.choice([24, 72]),
+        "num_hidden_layers": draw.choice([1, 3]),
+        "num_attention_heads": kv_heads * draw.choice([1, 2, 4]),
+        "num_key_value_heads": kv_heads,
+        "head_dim": draw.choice([4, 8, 20]),
+        "rms_norm_eps": draw.choice([1e-5, 1e-6]),
+        "tie_word_embeddings": draw.choice([True, False]),
+        "rope_parameters": draw.choice([LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE]),
+    }
+    theirs = random_hf(hf_config(family, **options), seed)
+    sequences = random_sequences([draw.randint(1, 60) for _ in range(5)], seed, vocabulary=61)
+    ours = from_transformers(theirs, tmp_path)
+    assert_same_logits(packed_logits(ours, sequences), their_logits(theirs, sequences))
+
+
+@pytest.mark.parity
+def test_sharded_safetensors_load(tmp_path: Path) -> None:
+    theirs = random_hf(hf_config("qwen3", tie_word_embeddings=False))
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    sequences = random_sequences(LENGTHS, vocabulary=61)
+    assert_same_logits(packed_logits(load_model(tmp_path), sequences), their_logits(theirs, sequences))
+
+
+@pytest.mark.parity
+def test_half_precision_checkpoints_become_fp32(tmp_path: Path) -> None:
+    ours = from_transformers(random_hf(hf_config("llama")).bfloat16(), tmp_path)
+    assert {p.dtype for p in ours.parameters()} == {torch.float32}
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    sequences = random_sequences(LENGTHS, vocabulary=61)
+    assert_same_logits(packed_logits(ours, sequences), their_logits(theirs, sequences))
+
+
+def test_a_half_precision_copy_keeps_exact_positions() -> None:
+    model = small_model()
+    exact = model.inverse_frequencies.clone()
+    model.bfloat16()
+    assert model.embedding.weight.dtype == torch.bfloat16
+    assert torch.equal(model.inverse_frequencies, exact)
+
+
+# --- the pack -------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(0, 1000))
+@settings(max_examples=30)
+def test_packed_attention_is_causal_attention_of_each_sequence_alone(lengths: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(sum(lengths), 4, 8, generator=generator)
+    k, v = (torch.randn(sum(lengths), 2, 8, generator=generator) for _ in range(2))
+    attend = PackedCausal(lengths)
+    assert attend.positions.tolist() == [i for n in lengths for i in range(n)]
+    got = attend(0, q, k, v).split(lengths)
+    for part, *qkv in zip(got, *(x.split(lengths) for x in (q, k, v)), strict=True):
+        alone = F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in qkv), is_causal=True, enable_gqa=True)
+        torch.testing.assert_close(part, alone.transpose(0, 1), atol=1e-6, rtol=0)
+
+
+def test_a_token_sees_neither_its_future_nor_its_neighbours() -> None:
+    model = small_model()
+    sequences = random_sequences([9, 14, 9])
+    before = packed_logits(model, sequences)
+    changed = [sequences[0], sequences[1].clone(), sequences[2]]
+    changed[1][6] = (changed[1][6] + 1) % model.config.vocab_size
+    after = packed_logits(model, changed)
+    assert torch.equal(before[0], after[0])
+    assert torch.equal(before[2], after[2])
+    assert torch.equal(before[1][:6], after[1][:6])
+    assert (before[1][6:] - after[1][6:]).abs().amin(0).max() > 0
+
+
+# --- config and files -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{}, {"tied": False}, {"qkv_bias": True, "output_bias": True}, {"qk_norm": True}])
+def test_parameter_count_counts_the_parameters(change: dict[str, Any]) -> None:
+    model = small_model(**change)
+    assert model.config.parameter_count() == sum(p.numel() for p in model.parameters())
+
+
+def test_both_spellings_of_rope_read_alike() -> None:
+    new = hf_config("llama", rope_parameters=LLAMA3_ROPE).to_dict()
+    old = {k: v for k, v in new.items() if k != "rope_parameters"}
+    old["rope_theta"] = LLAMA3_ROPE["rope_theta"]
+    old["rope_scaling"] = {k: v for k, v in LLAMA3_ROPE.items() if k not in ("rope_theta", "rope_type")}
+    old["rope_scaling"]["type"] = "llama3"
+    assert ModelConfig.from_hf(old) == ModelConfig.from_hf(new)
+
+
+def test_several_end_tokens_survive_the_round_trip(tmp_path: Path) -> None:
+    model = small_model(eos_ids=(2, 5))
+    save_model(model, tmp_path)
+    assert load_config(tmp_path).eos_ids == (2, 5)
+    assert json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"] == [2, 5]
+
+
+def test_saving_copies_the_tokenizer_and_is_reproducible(tmp_path: Path) -> None:
+    model, source, targets = small_model(), tmp_path / "source", [tmp_path / "a", tmp_path / "b"]
+    for directory in (source, *targets):
+        directory.mkdir()
+    (source / "tokenizer.json").write_text("{}")
+    for target in targets:
+        save_model(model, target, tokenizer_from=source)
+    files = [{file.name: file.read_bytes() for file in target.iterdir()} for target in targets]
+    assert files[0] == files[1]
+    assert set(files[0]) == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    weights = []
+    for seed in (1, 1, 2):
+        model = small_model(qkv_bias=True)
+        model.initialise(seed)
+        weights.append(model.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not torch.equal(weights[0]["embedding.weight"], weights[2]["embedding.weight"])
+    assert weights[0]["blocks.0.attention.qkv.bias"].abs().max() == 0
+    assert (weights[0]["final_norm.weight"] == 1).all()
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_ladder_keeps_the_sizes_it_names(name: str) -> None:
+    millions = float(name.removeprefix("tiny-").removesuffix("m"))
+    config = tiny_config(name, vocab_size=200, bos_id=1, eos_id=2, pad_id=0)
+    assert config.parameter_count() / 1e6 == pytest.approx(millions, rel=0.2)
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    save_model(small_model(), tmp_path)
+    return tmp_path
+
+
+def refusal(directory: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        load_model(directory)
+    assert caught.value.remedy
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    raw = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in raw.items() if v != "absent"}))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt2", None])
+def test_unsupported_architectures_list_the_supported_ones(kind: str | None, checkpoint: Path) -> None:
+    change_config(checkpoint, model_type=kind)
+    message = refusal(checkpoint)
+    assert repr(kind) in message
+    for name in ("llama", "qwen2", "qwen3", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"):
+        assert name in message
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"use_sliding_window": True, "sliding_window": 16}, "sliding-window attention"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window attention"),
+        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+    ],
+)
+def test_unsupported_options_are_named_and_the_remedy_says_what_works(
+    change: dict[str, Any], named: str, checkpoint: Path
+) -> None:
+    change_config(checkpoint, **change)
+    message = refusal(checkpoint)
+    assert named in message
+    assert "full attention" in message
+
+
+def test_a_sliding_window_that_is_switched_off_is_no_obstacle(checkpoint: Path) -> None:
+    change_config(checkpoint, use_sliding_window=False, sliding_window=4096)
+    load_model(checkpoint)
+
+
+def test_unsupported_rope_lists_the_supported_types(checkpoint: Path) -> None:
+    change_config(checkpoint, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4})
+    message = refusal(checkpoint)
+    assert "'longrope'" in message
+    assert "default, linear, llama3, yarn" in message
+
+
+def test_a_directory_without_config_is_no_checkpoint(tmp_path: Path) -> None:
+    assert "no config.json" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"llama"', "\udcff"])
+def test_a_broken_config_is_named(text: str, checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_bytes(text.encode(errors="surrogateescape"))
+    assert "config.json" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize(("value", "told"), [("absent", "lacks the key 'hidden_size'"), (None, "config.json")])
+def test_a_config_with_a_hole_is_named(value: str | None, told: str, checkpoint: Path) -> None:
+    change_config(checkpoint, hidden_size=value)
+    assert told in refusal(checkpoint)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 2000], ids=lambda n: f"{n} bytes")
+def test_a_truncated_weight_file_is_named(keep: int, checkpoint: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    message = refusal(checkpoint)
+    assert "model.safetensors" in message
+    assert "again" in message
+
+
+def test_a_directory_without_weights_is_named(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    assert "no weights" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("change", "tensor"),
+    [
+        ({"hidden_size": 32}, "model.embed_tokens.weight"),
+        ({"intermediate_size": 48}, "mlp.gate_proj.weight"),
+        ({"num_key_value_heads": 1}, "self_attn.k_proj.weight"),
+        ({"vocab_size": 33}, "model.embed_tokens.weight"),
+        ({"num_hidden_layers": 3}, "model.layers.2."),
+        ({"tie_word_embeddings": False}, "lm_head.weight"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_weights_that_do_not_fit_the_config_are_named(change: dict[str, Any], tensor: str, checkpoint: Path) -> None:
+    change_config(checkpoint, **change)
+    message = refusal(checkpoint)
+    assert tensor in message
+    assert "do not belong to its config.json" in message
+
+
+def test_projections_of_unequal_width_are_named_one_by_one(checkpoint: Path) -> None:
+    tensors = load_file(checkpoint / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = tensors[name][:, :-1].contiguous()
+    save_file(tensors, checkpoint / "model.safetensors")
+    message = refusal(checkpoint)
+    assert name in message
+    assert "(40, 23)" in message
+    assert "(40, 24)" in message
+
+
+def sharded(directory: Path) -> Path:
+    """Split the single file of a checkpoint into two shards with an index."""
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    half = len(tensors) // 2
+    names = sorted(tensors)
+    weight_map = {}
+    for shard, part in (("model-1.safetensors", names[:half]), ("model-2.safetensors", names[half:])):
+        save_file({name: tensors[name] for name in part}, directory / shard)
+        weight_map |= dict.fromkeys(part, shard)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    return index
+
+
+def test_a_missing_shard_is_named(checkpoint: Path) -> None:
+    sharded(checkpoint)
+    (checkpoint / "model-2.safetensors").unlink()
+    assert "model-2.safetensors" in refusal(checkpoint)
+
+
+def test_a_tensor_that_its_shard_lacks_is_named(checkpoint: Path) -> None:
+    sharded(checkpoint)
+    tensors = load_file(checkpoint / "model-2.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, checkpoint / "model-2.safetensors")
+    assert "model.norm.weight" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"weight_map": 3}'])
+def test_a_broken_index_is_named(text: str, checkpoint: Path) -> None:
+    sharded(checkpoint).write_text(text)
+    assert "model.safetensors.index.json" in refusal(checkpoint)
+
+
+def test_an_unknown_model_name_lists_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no model 'tiny-7m'") as caught:
+        resolve_model("tiny-7m")
+    assert "checkpoint directory" in caught.value.remedy
+    assert resolve_model(str(tmp_path)) == tmp_path
+
+
+# --- pickles --------------------------------------------------------------------------------------------------------
+
+
+class _Trap:
+    """Unpickling this creates a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.marker,)
+
+
+@pytest.fixture
+def trapped(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint that also holds a live malicious pickle, and the file that the pickle would create."""
+    marker = tmp_path_factory.mktemp("marker") / "unpickled"
+    payload = pickle.dumps(_Trap(marker))
+    pickle.loads(payload)  # noqa: S301 - the trap works
+    assert marker.exists()
+    marker.unlink()
+    for name in ("pytorch_model.bin", "consolidated.pth", "training_args.bin"):
+        (checkpoint / name).write_bytes(payload)
+    return checkpoint, marker
+
+
+def test_a_pickled_checkpoint_is_refused_and_not_opened(trapped: tuple[Path, Path]) -> None:
+    directory, marker = trapped
+    (directory / "model.safetensors").unlink()
+    message = refusal(directory)
+    assert "pytorch_model.bin" in message
+    assert "never unpickled" in message
+    assert "Convert the checkpoint to model.safetensors" in message
+    assert not marker.exists()
+
+
+def test_a_pickle_beside_the_weights_is_ignored(trapped: tuple[Path, Path]) -> None:
+    directory, marker = trapped
+    assert isinstance(load_model(directory), Transformer)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("place", ["shard", "weights"])
+def test_a_pickle_that_poses_as_safetensors_is_refused(place: str, trapped: tuple[Path, Path]) -> None:
+    directory, marker = trapped
+    if place == "shard":
+        sharded(directory).write_text(json.dumps({"weight_map": {"model.norm.weight": "pytorch_model.bin"}}))
+    else:
+        (directory / "model.safetensors").write_bytes((directory / "pytorch_model.bin").read_bytes())
+    assert "cannot be read" in refusal(directory)
+    assert not marker.exists()
+
+
+def test_a_config_may_leave_out_what_transformers_has_defaults_for() -> None:
+    raw = hf_config("llama").to_dict()
+    full = ModelConfig.from_hf(raw)
+    optional = ("num_key_value_heads", "rms_norm_eps", "attention_bias", "pad_token_id")
+    spare = {k: raw[k] for k in raw if k not in optional}
+    assert ModelConfig.from_hf(spare) == replace(full, kv_heads=full.heads, pad_id=None)
