@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from reasonlab.methods.group import example
 from reasonlab.model.transformer import Transformer
 from reasonlab.rollout import engine as engine_module
 from reasonlab.rollout.engine import Engine, repeats
-from reasonlab.rollout.types import Request, Rollout, Sampling
+from reasonlab.rollout.types import Finish, Request, Rollout, Sampling
 from reasonlab.train.learner import Learner
 
 PROMPT_LENGTHS = [5, 1, 17, 9, 2, 9, 30]
@@ -181,7 +182,7 @@ def test_engine_logprobs_equal_learner_logprobs(tied: bool, temperature: float) 
     ],
     ids=["qwen3", "qwen2", "yarn"],
 )
-def test_decoding_knows_every_family(changes: dict[str, object]) -> None:
+def test_decoding_knows_every_family(changes: dict[str, Any]) -> None:
     model = small_model(seed=6, **changes)
     rollouts = flat(Engine(model, rows=4).generate(REQUESTS[:4], FREE))
     learned = Learner(model, LearnerConfig()).logprobs([example(rollout, 0.0) for rollout in rollouts])
@@ -204,7 +205,7 @@ def test_max_tokens_cuts_and_changes_nothing_before(
     assert_same(got, [[cut(r, max_tokens, "length") for r in group] for group in reference])
 
 
-def cut(rollout: Rollout, count: int | None, finish: str) -> Rollout:
+def cut(rollout: Rollout, count: int | None, finish: Finish) -> Rollout:
     if count is None:
         return rollout
     return replace(rollout, ids=rollout.ids[:count], logprobs=rollout.logprobs[:count], finish=finish)

@@ -209,13 +209,18 @@ def test_the_chunked_head_changes_nothing(rows: int, tied: bool, monkeypatch: py
 
 
 def test_the_logits_of_a_batch_are_never_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, kept = 50, []
+    tokens = 50
     hidden, head = torch.randn(tokens, 8, requires_grad=True), torch.randn(VOCABULARY, 8, requires_grad=True)
     targets = torch.randint(0, VOCABULARY, (tokens,))
 
     def largest_with_logits() -> int:
-        kept.clear()
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
+        kept: list[torch.Size] = []
+
+        def keep(x: Tensor) -> Tensor:
+            kept.append(x.shape)
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             token_logprobs(hidden, head, targets)[0].sum()
         return max((shape[0] for shape in kept if len(shape) == 2 and shape[1] == VOCABULARY), default=0)
 

@@ -372,7 +372,7 @@ def sharded(directory: Path) -> Path:
     (directory / "model.safetensors").unlink()
     half = len(tensors) // 2
     names = sorted(tensors)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard, part in (("model-1.safetensors", names[:half]), ("model-2.safetensors", names[half:])):
         save_file({name: tensors[name] for name in part}, directory / shard)
         weight_map |= dict.fromkeys(part, shard)

@@ -11,7 +11,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -251,6 +251,21 @@ def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
             yield from keys(annotation, f"{prefix}{name}.")
         else:
             yield prefix + name
+
+
+def describe() -> str:
+    """All keys with their defaults, one line each, for `--help`."""
+    defaults = {
+        f"{section}.{key}" if isinstance(value, dict) else section: item
+        for section, value in Config().model_dump(mode="json").items()
+        for key, item in (value.items() if isinstance(value, dict) else [("", value)])
+    }
+    for method in (SftConfig, RestConfig, GrpoConfig):
+        kind = get_args(method.model_fields["type"].annotation)[0]
+        own = method.model_validate({"type": kind}).model_dump(mode="json")
+        defaults |= {f"method.{key} ({kind})": value for key, value in own.items() if key != "type"}
+    defaults["method.type"] = "mirror_descent | grpo | rest | sft"
+    return "\n".join(f"  {key:<38} {value}" for key, value in sorted(defaults.items()))
 
 
 def to_toml(config: Config) -> str:

@@ -70,7 +70,7 @@ class Learner:
         sums: dict[str, float] = {}
         gradients: list[Tensor] | None = None
         nonfinite = 0
-        entropies, mismatch, tokens = 0.0, 0.0, max(1, Totals.of(examples).tokens)
+        entropies, mismatch, tokens = 0.0, 0.0, Totals.of(examples).tokens
         for value, entropy, difference, metrics, parts in self._gradients(packs, loss, totals):
             if not math.isfinite(value):
                 nonfinite += 1
@@ -100,9 +100,7 @@ class Learner:
         """Forget the moments: the next step starts Adam afresh."""
         self.optimizer.state.clear()
 
-    def _gradients(
-        self, packs: Sequence[Sequence[Example]], loss: Loss, totals: Totals
-    ) -> Iterator[_Part]:
+    def _gradients(self, packs: Sequence[Sequence[Example]], loss: Loss, totals: Totals) -> Iterator[_Part]:
         def work(examples: Sequence[Example]) -> _Part:
             batch = pack(examples, totals, self.device)
             logprobs, entropy = self._forward(examples, with_entropy=True)

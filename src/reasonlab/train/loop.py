@@ -267,8 +267,7 @@ class Trainer:
     def _refresh_engine(self) -> None:
         if self.engine_model is not self.learner.model:
             with torch.no_grad():
-                own, new = list(self.engine_model.parameters()), list(self.learner.model.parameters())
-                torch._foreach_copy_(own, new)
+                torch._foreach_copy_(tuple(self.engine_model.parameters()), tuple(self.learner.model.parameters()))
 
     # --- evaluation, checkpoints, interruption -----------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
 
 
 class UniformPrompts:
-    """Every problem of the pool is equally likely; an iteration never draws one twice. Stateless: keyed by iteration."""
+    """Every problem of the pool is equally likely; none comes twice in an iteration. Stateless: keyed by iteration."""
 
     def __init__(self, config: Config) -> None:
         self.seed = config.seed

@@ -1,0 +1,178 @@
+"""The command line. Only the command that runs is imported: `reasonlab --help` answers without torch.
+
+Exit codes: 0 done, 1 failure, 2 usage or something the user can mend, 130 interrupted (and saved).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from reasonlab import __version__
+from reasonlab.errors import UserError
+
+COMMANDS = {
+    "demo": "watch a tiny model learn to think by RL, in minutes on a laptop; figure and summary at the end",
+    "train": "run a recipe, continue an interrupted run, or check a recipe with --dry-run",
+    "eval": "score a model on the tiny world, with intervals",
+    "figures": "draw a run's accuracy and length against iteration again",
+    "bench": "measure the engine, and check its logprobs against the learner's",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point: dispatch to a command and turn user errors into one line and exit code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"reasonlab {__version__}")
+        return 0
+    try:
+        return _command(words[0])(words[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe went away
+        sys.stderr.close()
+        return 1
+
+
+def _help() -> str:
+    lines = ["usage: reasonlab COMMAND [options]", "", "A laboratory for reasoning models.", "", "commands:"]
+    lines += [f"  {name:<8} {text}" for name, text in COMMANDS.items()]
+    return "\n".join([*lines, "", "example: reasonlab demo", "help on one command: reasonlab COMMAND --help"])
+
+
+def _command(name: str) -> Callable[[list[str]], int]:
+    commands = {"demo": _demo, "train": _train, "eval": _eval, "figures": _figures, "bench": _bench}
+    if name not in commands:
+        import difflib
+
+        near = difflib.get_close_matches(name, commands, n=1)
+        hint = f"Perhaps you meant `reasonlab {near[0]}`" if near else "Run `reasonlab --help` for the commands"
+        raise UserError(f"there is no command {name!r}", hint)
+    return commands[name]
+
+
+def _parser(name: str, example: str, **more: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"reasonlab {name}",
+        description=COMMANDS[name],
+        epilog=f"example: {example}" + more.get("epilog", ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _demo(words: list[str]) -> int:
+    parser = _parser("demo", "reasonlab demo --seed 1 --out runs/my-demo")
+    parser.add_argument("--out", type=Path, help="new directory for the run (default: runs/demo-N)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=4.0, help="stop training early to end within this time")
+    parser.add_argument("--threads", type=int, default=2, help="CPU worker threads")
+    arguments = parser.parse_args(words)
+    from reasonlab.studies.demo import run_demo
+
+    return run_demo(arguments.out, arguments.seed, arguments.minutes, arguments.threads)
+
+
+def _train(words: list[str]) -> int:
+    from reasonlab.config import describe
+
+    keys = "\n\nrecipe keys, each also an override (--learner.lr 1e-4):\n" + describe() if "--help" in words else ""
+    parser = _parser("train", "reasonlab train recipes/smoke.toml --out runs/smoke --seed 1", epilog=keys)
+    parser.add_argument("recipe", type=Path, nargs="?", help="a TOML file")
+    parser.add_argument("--out", type=Path, help="new directory for the run (default: runs/RECIPE-N)")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
+    parser.add_argument("--dry-run", action="store_true", help="check the recipe, print it resolved, and stop")
+    arguments, overrides = parser.parse_known_args(words)
+    if (arguments.recipe is None) == (arguments.resume is None):
+        raise UserError("train needs a recipe, or --resume RUN", "For instance: reasonlab train recipes/smoke.toml")
+    if arguments.resume is not None:
+        if overrides or arguments.out or arguments.dry_run:
+            raise UserError("--resume takes no other options", "A run continues with the settings it was started with")
+        from reasonlab.train.command import resume_run
+
+        return resume_run(arguments.resume)
+    from reasonlab.config import apply_overrides, load_recipe, to_toml
+
+    config = apply_overrides(load_recipe(arguments.recipe), overrides)
+    if arguments.dry_run:
+        print(to_toml(config), end="")
+        return 0
+    from reasonlab.train.command import start_run
+
+    return start_run(config, arguments.out or free_directory(arguments.recipe.stem), ["train", *words])
+
+
+def _eval(words: list[str]) -> int:
+    parser = _parser("eval", "reasonlab eval tiny-1m --suite tiny --k 4")
+    parser.add_argument("model", help="a bundled model's name or a checkpoint directory")
+    parser.add_argument("--suite", default="tiny", choices=["tiny"], help="what to score on")
+    parser.add_argument("--split", default="validation", choices=["validation", "test", "harder"])
+    parser.add_argument("--problems", type=int, default=480, metavar="N")
+    parser.add_argument("--levels", default="", help="levels, comma-separated (default: 2,3,4,5, or 6,7 for harder)")
+    parser.add_argument("--k", type=int, default=1, help="answers to each problem")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--force", choices=["", "think"], default="", help="think: force the worked style (the control)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--out", type=Path, help="write every answer to this .jsonl file")
+    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+    arguments = parser.parse_args(words)
+    from reasonlab.evaluate.command import evaluate_model
+
+    return evaluate_model(arguments)
+
+
+def _figures(words: list[str]) -> int:
+    parser = _parser("figures", "reasonlab figures runs/demo-1")
+    parser.add_argument("run", type=Path, help="a run directory")
+    parser.add_argument("--out", type=Path, help="where to write (default: into the run)")
+    arguments = parser.parse_args(words)
+    from reasonlab.figures.dynamics import draw_dynamics
+
+    out = arguments.out or arguments.run
+    draw_dynamics(arguments.run, out)
+    print(f"wrote {out / 'dynamics.png'}, dynamics.svg and dynamics.csv")
+    return 0
+
+
+def _bench(words: list[str]) -> int:
+    parser = _parser("bench", "reasonlab bench rollout --check")
+    parser.add_argument("what", choices=["rollout"])
+    parser.add_argument("--model", default="tiny-1m", help="a bundled model's name or a checkpoint directory")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--rows", type=int, default=256, help="rollouts decoded at the same time")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--float32", action="store_true", help="on CUDA: fp32 instead of bf16")
+    parser.add_argument("--check", action="store_true", help="compare the engine's logprobs with the learner's")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(words)
+    from reasonlab.rollout.bench import bench_rollout
+
+    return bench_rollout(arguments)
+
+
+def free_directory(stem: str) -> Path:
+    """The first of runs/STEM-1, runs/STEM-2, … that does not exist."""
+    number = 1
+    while (path := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

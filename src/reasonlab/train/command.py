@@ -1,0 +1,48 @@
+"""`reasonlab train`: start or continue a run and say how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from reasonlab.config import Config, load_recipe
+from reasonlab.runs import RunReader
+from reasonlab.terminal import make_observer
+from reasonlab.train.loop import Outcome, Trainer, resume, start
+
+
+def start_run(config: Config, out: Path, argv: Sequence[str]) -> int:
+    with make_observer(config.iterations, out.name) as observer:
+        trainer = start(config, out, argv, observer)
+        outcome = run_guarded(trainer)
+    return report(out, outcome)
+
+
+def resume_run(run: Path) -> int:
+    RunReader(run).run  # noqa: B018  a clear error if there is no run, before the view opens
+    config = load_recipe(run / "config.toml")
+    with make_observer(config.iterations, run.name) as observer:
+        trainer = resume(run, observer)
+        outcome = run_guarded(trainer)
+    return report(run, outcome)
+
+
+def run_guarded(trainer: Trainer, deadline: float | None = None) -> Outcome:
+    """Run; if it fails, say so in the record as far as that is still possible."""
+    try:
+        return trainer.run(deadline)
+    except Exception:
+        try:
+            trainer.record.finish("failed")
+        except Exception as second:  # a full disk fails here too; the first error is the one to show
+            print(f"the record could not be closed: {second}")
+        raise
+
+
+def report(run: Path, outcome: Outcome) -> int:
+    if outcome.status == "interrupted":
+        print(f"saved after iteration {outcome.iteration}. Continue with: reasonlab train --resume {run}")
+        return 130
+    print(f"{outcome.status} after iteration {outcome.iteration}, {outcome.seconds:.0f} s.")
+    print(f"weights: {run / 'checkpoints' / 'final'}   figure: reasonlab figures {run}")
+    return 0
