@@ -103,9 +103,7 @@ def room(engine: Engine, tokenizer: TinyTokenizer, problems: int) -> dict[str, o
             "thinking": round(len(thinking) / len(mix), 3),
             "checking": round(len(checking) / len(mix), 3),
             "accuracy_checked": round(summarise(checking).accuracy.estimate, 3) if checking else None,
-            "accuracy_worked": round(
-                summarise([a for a in thinking if " check " not in a.text]).accuracy.estimate, 3
-            )
+            "accuracy_worked": round(summarise([a for a in thinking if " check " not in a.text]).accuracy.estimate, 3)
             if len(thinking) > len(checking)
             else None,
             "accuracy_answer": round(

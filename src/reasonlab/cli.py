@@ -122,7 +122,9 @@ def _eval(words: list[str]) -> int:
     parser.add_argument("--k", type=int, default=1, help="answers to each problem")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--max-tokens", type=int, default=160)
-    parser.add_argument("--force", choices=["", "think"], default="", help="think: force the worked style (the control)")
+    parser.add_argument(
+        "--force", choices=["", "think"], default="", help="think: force the worked style (the control)"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, help="write every answer to this .jsonl file")

@@ -58,7 +58,9 @@ def _levels(arguments: argparse.Namespace) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in arguments.levels.split(","))
     except ValueError:
-        raise UserError(f"--levels {arguments.levels!r} is not a list of numbers", "For instance --levels 2,3") from None
+        raise UserError(
+            f"--levels {arguments.levels!r} is not a list of numbers", "For instance --levels 2,3"
+        ) from None
 
 
 def _print(answers: list[Answer], arguments: argparse.Namespace) -> None:

@@ -91,7 +91,9 @@ class Grpo:
             objective = ratio.detach().clamp(max=config.cispo_cap) * advantage * logprobs
         else:
             objective = advantage * logprobs
-        if config.kl > 0 and not config.kl_in_reward and batch.reference is not None:
+        if config.kl > 0 and not config.kl_in_reward:
+            if batch.reference is None:
+                raise ValueError("the KL term needs the reference model's logprobs in every example")
             gap = batch.reference - logprobs
             objective = objective - config.kl * (gap.exp() - gap - 1)
         clipped = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))

@@ -65,7 +65,7 @@ class ModelConfig:
             layers=int(raw["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
+            head_dim=int(raw.get("head_dim") or (128 if kind == "qwen3" else int(raw["hidden_size"]) // heads)),
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope=_read_rope(raw),
             max_positions=int(raw.get("max_position_embeddings", 2048)),

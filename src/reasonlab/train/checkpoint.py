@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,8 +92,8 @@ def prune(run: Path, keep: int) -> None:
 
 
 def _as_os_error(error: Exception) -> Exception:
-    """safetensors wraps a full disk in an error of its own; give it back its number."""
-    text = str(error)
-    if isinstance(error, OSError) or "os error 28" not in text:
+    """safetensors hides a full disk in the text of an error of its own; give it back its number."""
+    number = re.search(r"os error (\d+)", str(error))
+    if isinstance(error, OSError) or number is None:
         return error
-    return OSError(28, "No space left on device")
+    return OSError(int(number[1]), os.strerror(int(number[1])))

@@ -51,6 +51,7 @@ from reasonlab.train.checkpoint import (
     save_checkpoint,
 )
 from reasonlab.train.learner import Learner, Loss, StepResult
+from reasonlab.train.measures import Clock, Counter, evaluation_metrics, iteration_metrics, one_sample, rollout_rows
 from reasonlab.train.prompts import UniformPrompts
 
 SUITE, FORCED_SUITE = "tiny", "tiny-forced"
@@ -77,10 +78,12 @@ class Outcome:
 
 
 class Trainer:
-    """Everything one run needs, on one device."""
+    """Everything one run needs, on one device. Made by `start` or `resume`, which give it its record."""
 
-    def __init__(self, config: Config, record: RunRecord, observer: Observer, checkpoint: Path | None = None) -> None:
-        self.config, self.record, self.observer = config, record, observer
+    record: RunRecord
+
+    def __init__(self, config: Config, observer: Observer, checkpoint: Path | None = None) -> None:
+        self.config, self.observer = config, observer
         device = prepare(config.device)
         self.base = resolve_model(config.model.path)
         self.tokenizer = TinyTokenizer.load()
@@ -106,6 +109,9 @@ class Trainer:
             stop_ids=(self.tokenizer.eos_id,),
             repetition_window=config.rollout.repetition_window,
         )
+        families = config.problems.families or FAMILY_NAMES
+        held_out = config.evaluate
+        self.held_out = problem_set(held_out.split, held_out.problems, 0, families, held_out.levels)
         self.stop_requested = False
         self.evaluations: dict[tuple[str, int], list[Answer]] = {}
 
@@ -150,7 +156,7 @@ class Trainer:
         return Outcome(status, self.state.iteration, time.monotonic() - started, self.evaluations)
 
     def _iteration(self, number: int) -> None:
-        clock = _Clock()
+        clock = Clock()
         self.engine.version = number - 1
         groups = self._demonstrations(number) if isinstance(self.config.method, SftConfig) else self._rollouts(number)
         clock.lap("rollout")
@@ -160,12 +166,12 @@ class Trainer:
         self.state.iteration = number
         self.state.learner_steps = self.learner.steps
         self.state.generated_tokens += int(sum(group.lengths.sum() for group in groups))
-        metrics = {**_metrics(groups, results, self.sampling.max_tokens), **clock.metrics(groups)}
-        self.record.rollouts(number, _rollout_rows(groups, self.tokenizer))
+        metrics = {**iteration_metrics(groups, results), **clock.metrics(groups)}
+        self.record.rollouts(number, rollout_rows(groups, self.tokenizer))
         self.record.metrics(number, metrics)
         if sum(result.nonfinite for result in results):
             self._alarm(number, "nonfinite", "a loss or gradient was not finite and was dropped; lower learner.lr")
-        self.observer.iteration(number, metrics, _one_sample(groups, self.tokenizer, number))
+        self.observer.iteration(number, metrics, one_sample(groups, self.tokenizer, number))
 
     # --- rollouts and rewards ----------------------------------------------------------------------------------
 
@@ -193,7 +199,7 @@ class Trainer:
             )
             for problem in problems
         ]
-        count = _Counter(self.observer, f"iteration {number}: rollouts", len(problems) * config.samples)
+        count = Counter(self.observer.progress, f"iteration {number}: rollouts", len(problems) * config.samples)
         groups = []
         for problem, rollouts in zip(problems, self.engine.generate(requests, self.sampling, count), strict=True):
             grades = [grade(problem, self.tokenizer.decode(rollout.ids)) for rollout in rollouts]
@@ -273,9 +279,7 @@ class Trainer:
 
     def _evaluate(self, number: int, both_ends: bool = False) -> None:
         """Score the present weights; at both ends of a run also with the worked style forced, the control."""
-        config, clock = self.config.evaluate, _Clock()
-        families = self.config.problems.families or FAMILY_NAMES
-        problems = problem_set(config.split, config.problems, 0, families, config.levels)
+        config, clock = self.config.evaluate, Clock()
         sampling = Sampling(
             temperature=config.temperature,
             max_tokens=self.sampling.max_tokens,
@@ -285,11 +289,13 @@ class Trainer:
         values: dict[str, Any] = {}
         suites = {SUITE: "", FORCED_SUITE: FORCED_STYLE} if both_ends and config.forced_style else {SUITE: ""}
         for suite, force in suites.items():
-            count = _Counter(self.observer, f"evaluating {suite} at {number}", len(problems) * config.samples)
-            answers = evaluate(self.engine, self.tokenizer, problems, sampling, config.samples, 0, force, count)
+            count = Counter(
+                self.observer.progress, f"evaluating {suite} at {number}", len(self.held_out) * config.samples
+            )
+            answers = evaluate(self.engine, self.tokenizer, self.held_out, sampling, config.samples, 0, force, count)
             self.record.evaluation(suite, number, [answer.row() for answer in answers])
             self.evaluations[suite, number] = answers
-            values |= _evaluation_metrics(suite, answers)
+            values |= evaluation_metrics(suite, answers)
             self.observer.evaluation(number, suite, summarise(answers))
         clock.lap("evaluate")
         self.record.metrics(number, {**values, **clock.seconds_by_phase})
@@ -332,9 +338,10 @@ class Trainer:
 
 
 def start(config: Config, out: Path, argv: Sequence[str], observer: Observer) -> Trainer:
-    """A new run in `out`. Everything that can be wrong with the recipe is found before the run exists."""
-    resolve_model(config.model.path)
-    return Trainer(config, RunRecord.create(out, to_toml(config), list(argv)), observer)
+    """A new run in `out`. What can be wrong with the recipe is found before the run exists."""
+    trainer = Trainer(config, observer)
+    trainer.record = RunRecord.create(out, to_toml(config), list(argv))
+    return trainer
 
 
 def resume(run: Path, observer: Observer) -> Trainer:
@@ -342,9 +349,8 @@ def resume(run: Path, observer: Observer) -> Trainer:
     status = read_run(run)["status"]
     if status not in ("running", "interrupted", "failed"):
         raise UserError(f"the run in {run} has already ended ({status})", "Start another with --out")
-    config = load_recipe(run / "config.toml")
-    checkpoint = newest_checkpoint(run)
-    trainer = Trainer(config, RunRecord.resume(run), observer, checkpoint)
+    trainer = Trainer(load_recipe(run / "config.toml"), observer, newest_checkpoint(run))
+    trainer.record = RunRecord.resume(run)
     trainer.record.event("resume", trainer.state.iteration)
     return trainer
 
@@ -356,107 +362,3 @@ def on_policy(loss: Loss) -> Loss:
         return loss(logprobs, replace(batch, old=logprobs.detach()))
 
     return wrapped
-
-
-class _Clock:
-    """Seconds by phase."""
-
-    def __init__(self) -> None:
-        self.seconds_by_phase: dict[str, float] = {}
-        self.last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds_by_phase[f"time/{phase}_s"] = now - self.last
-        self.last = now
-
-    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        total = sum(self.seconds_by_phase.values())
-        tokens = float(sum(group.lengths.sum() for group in groups))
-        return {**self.seconds_by_phase, "perf/step_s": total, "perf/tokens_per_s": tokens / total}
-
-
-class _Counter:
-    """Tells the observer how many of the rollouts are done; called from several threads."""
-
-    def __init__(self, observer: Observer, what: str, total: int) -> None:
-        self.observer, self.what, self.total, self.done = observer, what, total, 0
-
-    def __call__(self, more: int) -> None:
-        self.done += more
-        self.observer.progress(self.what, self.done, self.total)
-
-
-def _metrics(groups: Sequence[Group], results: Sequence[StepResult], max_tokens: int) -> dict[str, Any]:
-    lengths = np.concatenate([group.lengths for group in groups])
-    rewards = np.concatenate([group.rewards for group in groups])
-    grades = [g.verdict for group in groups for g in group.grades]
-    finishes = [rollout.finish for group in groups for rollout in group.rollouts]
-    last = results[-1] if results else None
-    metrics: dict[str, Any] = {
-        "train/reward/mean": float(rewards.mean()),
-        "train/reward/std": float(rewards.std()),
-        "train/accuracy": grades.count("correct") / len(grades),
-        "train/ungraded": grades.count("error") + grades.count("timeout"),
-        "train/length/mean": float(lengths.mean()),
-        "train/length/p50": float(np.median(lengths)),
-        "train/length/p90": float(np.quantile(lengths, 0.9)),
-        "train/length/max": int(lengths.max()),
-        "train/length/clipped_ratio": finishes.count("length") / len(finishes),
-        "train/length/repetition_ratio": finishes.count("repetition") / len(finishes),
-        "train/groups/zero_std_frac": float(np.mean([group.rewards.std() == 0 for group in groups])),
-        "train/updates": len(results),
-        "train/nonfinite": sum(result.nonfinite for result in results),
-    }
-    if last is not None:
-        metrics |= {
-            "train/loss": last.loss,
-            "train/grad_norm": float(np.mean([result.grad_norm for result in results])),
-            "train/entropy": results[0].entropy,
-            "train/lr": last.lr,
-            "train/logprob_diff/max": results[0].mismatch,
-        }
-        metrics |= {f"train/{name}": value for name, value in last.metrics.items()}
-    return metrics
-
-
-def _evaluation_metrics(suite: str, answers: Sequence[Answer]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    panels = {suite: list(answers)}
-    for family in dict.fromkeys(answer.family for answer in answers):
-        panels[f"{suite}/{family}"] = [answer for answer in answers if answer.family == family]
-    for name, part in panels.items():
-        summary = summarise(part)
-        values |= {
-            f"eval/{name}/avg@{summary.samples}": summary.accuracy.estimate,
-            f"eval/{name}/ci_low": summary.accuracy.low,
-            f"eval/{name}/ci_high": summary.accuracy.high,
-            f"eval/{name}/length/mean": summary.tokens.estimate,
-            f"eval/{name}/truncated_frac": summary.truncated,
-        }
-    return values
-
-
-def _rollout_rows(groups: Sequence[Group], tokenizer: TinyTokenizer) -> Iterator[dict[str, Any]]:
-    for group in groups:
-        for sample, (rollout, verdict) in enumerate(zip(group.rollouts, group.grades, strict=True)):
-            yield {
-                "problem": group.problem.id,
-                "family": group.problem.family,
-                "level": group.problem.level,
-                "question": group.problem.question,
-                "gold": group.problem.answer,
-                "sample": sample,
-                "text": tokenizer.decode(rollout.ids),
-                "tokens": len(rollout.ids),
-                "finish": rollout.finish,
-                "verdict": verdict.verdict,
-                "extracted": verdict.extracted,
-                "reward": float(group.rewards[sample]),
-                "logprob": float(rollout.logprobs.sum()),
-            }
-
-
-def _one_sample(groups: Sequence[Group], tokenizer: TinyTokenizer, number: int) -> tuple[Problem, str, Grade]:
-    group = groups[number % len(groups)]
-    return group.problem, tokenizer.decode(group.rollouts[0].ids), group.grades[0]

@@ -1,0 +1,1 @@
+"""Figures: one file per figure, drawn from the run record alone."""

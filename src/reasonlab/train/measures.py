@@ -1,0 +1,120 @@
+"""What the loop measures and keeps of an iteration: metrics by name, rows of the record, seconds by phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from reasonlab.evaluate.evaluator import Answer, summarise
+from reasonlab.grading.grade import Grade
+from reasonlab.methods.group import Group
+from reasonlab.model.tiny_tokenizer import TinyTokenizer
+from reasonlab.problems.problem import Problem
+from reasonlab.train.learner import StepResult
+
+
+class Clock:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds_by_phase: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds_by_phase[f"time/{phase}_s"] = now - self.last
+        self.last = now
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        total = sum(self.seconds_by_phase.values())
+        tokens = float(sum(group.lengths.sum() for group in groups))
+        return {**self.seconds_by_phase, "perf/step_s": total, "perf/tokens_per_s": tokens / total}
+
+
+class Counter:
+    """Reports how many of the rollouts are done; called from several threads."""
+
+    def __init__(self, report: Callable[[str, int, int], None], what: str, total: int) -> None:
+        self.report, self.what, self.total, self.done = report, what, total, 0
+
+    def __call__(self, more: int) -> None:
+        self.done += more
+        self.report(self.what, self.done, self.total)
+
+
+def iteration_metrics(groups: Sequence[Group], results: Sequence[StepResult]) -> dict[str, Any]:
+    lengths = np.concatenate([group.lengths for group in groups])
+    rewards = np.concatenate([group.rewards for group in groups])
+    grades = [g.verdict for group in groups for g in group.grades]
+    finishes = [rollout.finish for group in groups for rollout in group.rollouts]
+    last = results[-1] if results else None
+    metrics: dict[str, Any] = {
+        "train/reward/mean": float(rewards.mean()),
+        "train/reward/std": float(rewards.std()),
+        "train/accuracy": grades.count("correct") / len(grades),
+        "train/ungraded": grades.count("error") + grades.count("timeout"),
+        "train/length/mean": float(lengths.mean()),
+        "train/length/p50": float(np.median(lengths)),
+        "train/length/p90": float(np.quantile(lengths, 0.9)),
+        "train/length/max": int(lengths.max()),
+        "train/length/clipped_ratio": finishes.count("length") / len(finishes),
+        "train/length/repetition_ratio": finishes.count("repetition") / len(finishes),
+        "train/groups/zero_std_frac": float(np.mean([group.rewards.std() == 0 for group in groups])),
+        "train/updates": len(results),
+        "train/nonfinite": sum(result.nonfinite for result in results),
+    }
+    if last is not None:
+        metrics |= {
+            "train/loss": last.loss,
+            "train/grad_norm": float(np.mean([result.grad_norm for result in results])),
+            "train/entropy": results[0].entropy,
+            "train/lr": last.lr,
+            "train/logprob_diff/max": results[0].mismatch,
+        }
+        metrics |= {f"train/{name}": value for name, value in last.metrics.items()}
+    return metrics
+
+
+def evaluation_metrics(suite: str, answers: Sequence[Answer]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    panels = {suite: list(answers)}
+    for family in dict.fromkeys(answer.family for answer in answers):
+        panels[f"{suite}/{family}"] = [answer for answer in answers if answer.family == family]
+    for name, part in panels.items():
+        summary = summarise(part)
+        values |= {
+            f"eval/{name}/avg@{summary.samples}": summary.accuracy.estimate,
+            f"eval/{name}/ci_low": summary.accuracy.low,
+            f"eval/{name}/ci_high": summary.accuracy.high,
+            f"eval/{name}/length/mean": summary.tokens.estimate,
+            f"eval/{name}/truncated_frac": summary.truncated,
+        }
+    return values
+
+
+def rollout_rows(groups: Sequence[Group], tokenizer: TinyTokenizer) -> Iterator[dict[str, Any]]:
+    for group in groups:
+        for sample, (rollout, verdict) in enumerate(zip(group.rollouts, group.grades, strict=True)):
+            yield {
+                "problem": group.problem.id,
+                "family": group.problem.family,
+                "level": group.problem.level,
+                "question": group.problem.question,
+                "gold": group.problem.answer,
+                "sample": sample,
+                "text": tokenizer.decode(rollout.ids),
+                "tokens": len(rollout.ids),
+                "finish": rollout.finish,
+                "verdict": verdict.verdict,
+                "extracted": verdict.extracted,
+                "reward": float(group.rewards[sample]),
+                "logprob": float(rollout.logprobs.sum()),
+            }
+
+
+def one_sample(groups: Sequence[Group], tokenizer: TinyTokenizer, number: int) -> tuple[Problem, str, Grade]:
+    group = groups[number % len(groups)]
+    return group.problem, tokenizer.decode(group.rollouts[0].ids), group.grades[0]

@@ -1,0 +1,110 @@
+"""The command line as a newcomer meets it: help, mistakes, small real commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reasonlab.cli import COMMANDS, main
+from reasonlab.model.checkpoint import load_model, save_model
+from reasonlab.model.ladder import resolve_model
+
+ROOT = Path(__file__).parent.parent
+SMOKE = str(ROOT / "recipes" / "smoke.toml")
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "reasonlab.cli", *words], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    code = "import sys; from reasonlab.cli import main; main(['--help']); print(sorted(sys.modules))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for name in COMMANDS:
+        assert name in output
+    modules = output.splitlines()[-1]
+    for heavy in ("torch", "numpy", "pydantic", "transformers", "matplotlib", "rich"):
+        assert f"'{heavy}'" not in modules
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([name, "--help"])
+    assert exit_.value.code == 0
+    assert f"example: reasonlab {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["trian"], "Perhaps you meant `reasonlab train`"),
+        (["train"], "train needs a recipe"),
+        (["train", "no/such.toml"], "does not exist"),
+        (["train", SMOKE, "--learner.lrr", "1"], "Perhaps you meant 'learner.lr'"),
+        (["train", SMOKE, "--learner.lr"], "needs a value"),
+        (["train", SMOKE, "--learner.lr", "-1", "--dry-run"], "learner.lr"),
+        (["train", SMOKE, "--model.path", "no-such-model"], "there is no model 'no-such-model'"),
+        (["train", SMOKE, "--problems.families", '["sums"]'], "no family 'sums'"),
+        (["train", SMOKE, "--resume", "x"], "train needs a recipe, or --resume"),
+        (["train", "--resume", "no/such/run"], "there is no run in"),
+        (["eval", "no-such-model"], "there is no model"),
+        (["eval", "tiny-0.3m", "--levels", "two"], "is not a list of numbers"),
+        (["eval", "tiny-0.3m", "--levels", "6"], "has no level 6"),
+        (["figures", "no/such/run"], "no run in"),
+    ],
+    ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
+)
+def test_mistakes_are_one_line_with_a_remedy(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.startswith("error: ")
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists(), "a mistake must not leave a run behind"
+
+
+def test_bad_toml_and_wrong_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "bad.toml"
+    recipe.write_text("iterations = = 3")
+    assert main(["train", str(recipe)]) == 2
+    assert "not valid TOML" in capsys.readouterr().err
+    broken = tmp_path / "model"
+    broken.mkdir()
+    save_model(load_model(resolve_model("tiny-0.3m")), broken)
+    (broken / "model.safetensors").write_bytes(b"nonsense")
+    assert main(["eval", str(broken)]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_dry_run_prints_a_recipe_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", SMOKE, "--dry-run", "--method.type", "grpo", "--method.variant", "dapo"]) == 0
+    resolved = capsys.readouterr().out
+    (tmp_path / "again.toml").write_text(resolved)
+    assert main(["train", str(tmp_path / "again.toml"), "--dry-run"]) == 0
+    assert capsys.readouterr().out == resolved
+    assert 'average = "token"' in resolved
+
+
+def test_eval_and_bench_print_scores_with_their_protocol(tmp_path: Path) -> None:
+    result = run("eval", "tiny-0.3m", "--problems", "24", "--k", "2", "--out", str(tmp_path / "answers.jsonl"))
+    assert result.returncode == 0, result.stderr
+    assert "tiny avg@2 = " in result.stdout
+    assert "24 questions, T=1, 160 tokens at most" in result.stdout
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert len(rows) == 48
+    machine = run("eval", "tiny-0.3m", "--problems", "24", "--k", "2", "--json")
+    scores = json.loads(machine.stdout)["scores"]["tiny"]
+    right = sum(row["verdict"] == "correct" for row in rows) / 48
+    assert scores["accuracy"]["estimate"] == pytest.approx(right)
+    bench = run("bench", "rollout", "--check", "--json", "--model", "tiny-0.3m", "--prompts", "8")
+    assert json.loads(bench.stdout)["logprob_diff_max"] < 1e-4

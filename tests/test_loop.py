@@ -1,0 +1,213 @@
+"""The loop in one process: methods, evaluation, the record, interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from reasonlab.config import Config, validate
+from reasonlab.errors import UserError
+from reasonlab.evaluate.evaluator import Summary, evaluate, summarise
+from reasonlab.grading.grade import Grade
+from reasonlab.model.checkpoint import load_model
+from reasonlab.model.tiny_tokenizer import TinyTokenizer
+from reasonlab.problems.problem import Problem
+from reasonlab.problems.tiny_world import problem_set
+from reasonlab.rollout.engine import Engine
+from reasonlab.rollout.types import Sampling
+from reasonlab.runs import RunReader
+from reasonlab.train.loop import Outcome, resume, start
+
+SMALL: dict[str, Any] = {
+    "iterations": 3,
+    "threads": 1,
+    "model": {"path": "tiny-0.3m"},
+    "problems": {"families": ["sum", "word"], "levels": [1, 2], "pool": 64},
+    "rollout": {"prompts": 4, "samples": 4, "max_tokens": 64},
+    "learner": {"lr": 1e-4},
+    "evaluate": {"every": 2, "problems": 12, "samples": 2, "levels": [1, 2]},
+    "checkpoint": {"every": 1, "keep": 2},
+}
+
+
+class Silent:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.iterations: list[dict[str, Any]] = []
+        self.evaluations: list[tuple[int, str]] = []
+        self.alarms: list[str] = []
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        assert 0 < done <= total
+
+    def iteration(self, number: int, metrics: dict[str, Any], sample: tuple[Problem, str, Grade]) -> None:
+        self.iterations.append(metrics)
+
+    def evaluation(self, number: int, suite: str, summary: Summary) -> None:
+        self.evaluations.append((number, suite))
+
+    def alarm(self, number: int, text: str) -> None:
+        self.alarms.append(text)
+
+
+def config(**changes: Any) -> Config:
+    return validate({**SMALL, **changes}, "test")
+
+
+def train(out: Path, **changes: Any) -> tuple[Outcome, Silent]:
+    observer = Silent()
+    return start(config(**changes), out, ["test"], observer).run(), observer
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"type": "mirror_descent"},
+        {"type": "mirror_descent", "per_token": True, "reset_optimizer": False},
+        {"type": "grpo"},
+        {"type": "grpo", "variant": "dapo", "kl": 0.05, "mask_truncated": True},
+        {"type": "grpo", "variant": "reinforce_pp", "kl": 0.001, "kl_in_reward": True},
+        {"type": "rest", "keep": "correct"},
+        {"type": "sft", "styles": {"worked": 0.5, "checked": 0.5}},
+    ],
+    ids=lambda m: "-".join(str(v) for v in m.values()),
+)
+def test_every_method_trains(tmp_path: Path, method: dict[str, Any]) -> None:
+    outcome, observer = train(tmp_path / "run", method=method)
+    assert outcome.status == "finished"
+    reader = RunReader(tmp_path / "run")
+    assert [line["step"] for line in reader.metrics()] == [0, 1, 2, 3]
+    assert all(np.isfinite(m["train/loss"]) for m in observer.iterations if "train/loss" in m)
+    trained = load_file(tmp_path / "run/checkpoints/final/model.safetensors")
+    base = load_model(_base()).state_dict()
+    assert not np.array_equal(trained["model.embed_tokens.weight"].numpy(), base["embedding.weight"].numpy())
+
+
+def test_record_holds_every_rollout_and_answer(tmp_path: Path) -> None:
+    _, observer = train(tmp_path / "run")
+    reader = RunReader(tmp_path / "run")
+    for step, metrics in enumerate(observer.iterations, start=1):
+        rows = reader.rollouts(step)
+        assert len(rows) == 16
+        assert np.mean([row["verdict"] == "correct" for row in rows]) == pytest.approx(metrics["train/accuracy"])
+        assert np.mean([row["tokens"] for row in rows]) == pytest.approx(metrics["train/length/mean"])
+    assert observer.evaluations == [(0, "tiny"), (0, "tiny-forced"), (2, "tiny"), (3, "tiny"), (3, "tiny-forced")]
+    assert reader.evaluation_steps("tiny") == [0, 2, 3]
+    assert all(row["text"].startswith("<think>") for row in reader.evaluation("tiny-forced", 0))
+    assert reader.run["status"] == "finished"
+    assert sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir()) == [
+        "final",
+        "latest",
+        "step-000001",
+        "step-000002",
+    ]
+
+
+def test_training_curve_is_the_evaluator_score(tmp_path: Path) -> None:
+    """Invariant: evaluating the saved checkpoint gives the recorded answers, token for token."""
+    train(tmp_path / "run")
+    tokenizer = TinyTokenizer.load()
+    engine = Engine(load_model(tmp_path / "run/checkpoints/final"), rows=3)
+    problems = problem_set("validation", 12, 0, ["sum", "word"], [1, 2])
+    sampling = Sampling(max_tokens=64, stop_ids=(tokenizer.eos_id,), repetition_window=64)
+    answers = evaluate(engine, tokenizer, problems, sampling, samples=2)
+    recorded = RunReader(tmp_path / "run").evaluation("tiny", 3)
+    assert [a.text for a in answers] == [row["text"] for row in recorded]
+    accuracy = dict(zip(*RunReader(tmp_path / "run").series("eval/tiny/avg@2"), strict=True))
+    assert accuracy[3] == pytest.approx(summarise(answers).accuracy.estimate)
+
+
+def test_same_seed_same_bits(tmp_path: Path) -> None:
+    for name in "ab":
+        train(tmp_path / name, learner={"lr": 1e-4, "token_budget": 256, "inner_steps": 2})
+    assert _final(tmp_path / "a") == _final(tmp_path / "b")
+
+
+def test_number_of_threads_does_not_matter(tmp_path: Path) -> None:
+    """Bit for bit in a single on-policy step. (Later inner steps compare with sampled logprobs, whose last bit depends
+    on the rows that were decoded together.)"""
+    for name, threads in (("a", 1), ("b", 2)):
+        train(tmp_path / name, threads=threads, learner={"lr": 1e-4, "token_budget": 256})
+    assert _final(tmp_path / "a") == _final(tmp_path / "b")
+
+
+@pytest.mark.parametrize("method", [{"type": "mirror_descent"}, {"type": "grpo"}], ids=["resetting", "moments kept"])
+def test_interrupt_saves_and_resumes_to_the_same_bits(tmp_path: Path, method: dict[str, Any]) -> None:
+    train(tmp_path / "whole", method=method)
+
+    class InterruptsItself(Silent):
+        def iteration(self, number: int, metrics: dict[str, Any], sample: tuple[Problem, str, Grade]) -> None:
+            if number == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    observer = InterruptsItself()
+    outcome = start(config(method=method), tmp_path / "cut", ["test"], observer).run()
+    assert outcome.status == "interrupted"
+    assert outcome.iteration == 2
+    assert "interrupted" in observer.alarms[0]
+    assert RunReader(tmp_path / "cut").run["status"] == "interrupted"
+    assert resume(tmp_path / "cut", Silent()).run().status == "finished"
+    assert _final(tmp_path / "cut") == _final(tmp_path / "whole")
+
+
+def test_runs_outside_the_main_thread(tmp_path: Path) -> None:
+    """Signals belong to the main thread; a trainer in another one must not insist on them."""
+    done: list[str] = []
+    thread = threading.Thread(target=lambda: done.append(train(tmp_path / "run", iterations=1)[0].status))
+    thread.start()
+    thread.join()
+    assert done == ["finished"]
+
+
+def test_dynamic_sampling_keeps_only_mixed_groups(tmp_path: Path) -> None:
+    rollout = {**SMALL["rollout"], "dynamic_rounds": 8}
+    train(tmp_path / "run", rollout=rollout, iterations=1, evaluate={"every": 0})
+    rows = RunReader(tmp_path / "run").rollouts(1)
+    by_problem: dict[str, list[bool]] = {}
+    for row in rows:
+        by_problem.setdefault(row["problem"], []).append(row["verdict"] == "correct")
+    assert len(by_problem) == 4
+    assert all(0 < sum(right) < len(right) for right in by_problem.values())
+
+
+def test_length_reward_switches_on(tmp_path: Path) -> None:
+    train(tmp_path / "run", reward={"length_weight": 0.5, "length_from": 2}, evaluate={"every": 0})
+    reader = RunReader(tmp_path / "run")
+    assert {row["reward"] for row in reader.rollouts(1)} <= {0.0, 1.0}
+    assert not {row["reward"] for row in reader.rollouts(2)} <= {0.0, 1.0}
+
+
+def test_finished_run_is_not_resumed(tmp_path: Path) -> None:
+    train(tmp_path / "run", iterations=1, evaluate={"every": 0})
+    with pytest.raises(UserError, match="already ended"):
+        resume(tmp_path / "run", Silent())
+
+
+def test_a_nonfinite_step_is_dropped_and_alarmed(tmp_path: Path) -> None:
+    observer = Silent()
+    trainer = start(config(iterations=1, evaluate={"every": 0}), tmp_path / "run", ["test"], observer)
+    before = [p.detach().clone() for p in trainer.learner.parameters]
+    loss = trainer.method.loss
+    trainer.method.loss = lambda logprobs, batch: (loss(logprobs, batch)[0] * float("nan"), {})  # type: ignore[method-assign]
+    trainer.run()
+    assert any("not finite" in text for text in observer.alarms)
+    assert any(event["kind"] == "alarm" for event in RunReader(tmp_path / "run").events())
+    assert all(bool((a == b).all()) for a, b in zip(before, trainer.learner.parameters, strict=True))
+
+
+def _final(run: Path) -> bytes:
+    return (run / "checkpoints/final/model.safetensors").read_bytes()
+
+
+def _base() -> Path:
+    from reasonlab.model.ladder import resolve_model
+
+    return resolve_model("tiny-0.3m")
