@@ -253,6 +253,7 @@ def run_trl(setting: Setting, connection: Connection) -> None:
     from datasets import Dataset
 
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(setting.threads)
     case, batches, tokenizer = setting.case, setting.problems(), TinyTokenizer.load()
     config = load_model(resolve_model(setting.model)).config
@@ -342,6 +343,7 @@ def run_trl(setting: Setting, connection: Connection) -> None:
             return scored
 
         trainer._generate_and_score_completions = timed
+        trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
 
 
@@ -467,6 +469,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was measured")
     options = parser.parse_args()
 
+    busy = psutil.cpu_percent(interval=1) / 100 * os.cpu_count()
+    if busy > 0.2:
+        print(f"note: other processes keep {busy:.1f} of {os.cpu_count()} cores busy. With more than one thread that")
+        print("slows TRL more than reasonlab, whose threads do not wait for each other: the ratios are too high.")
     rate = matmul_rate()
     print(f"{options.model}, {options.prompts} prompts x {options.samples} samples, GRPO with one update")
     print(f"medians of {options.repetitions} steps; threads: {options.threads}; torch {torch.__version__}")

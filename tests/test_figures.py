@@ -1,4 +1,4 @@
-"""The training-dynamics figure: its files, the numbers behind it, and a caption that claims what the control supports."""
+"""The training-dynamics figure: its files, the numbers behind it, and the caption that the control supports."""
 
 from __future__ import annotations
 
@@ -176,5 +176,5 @@ def test_title_names_model_method_and_sample_sizes(tmp_path: Path) -> None:
 
 def test_run_without_evaluations_says_what_to_do(tmp_path: Path) -> None:
     RunRecord.create(tmp_path / "run", to_toml(Config()), ["train"]).finish("finished")
-    with pytest.raises(UserError, match="no evaluation to draw.*evaluate.every"):
+    with pytest.raises(UserError, match=r"no evaluation to draw.*evaluate\.every"):
         draw_dynamics(tmp_path / "run", tmp_path)

@@ -81,7 +81,7 @@ def _harmless(method: Callable[Concatenate[Anyone, P], None]) -> Callable[Concat
     """A closed pipe or a strange terminal must not end a run of hours: whatever fails in here is dropped."""
 
     @wraps(method)
-    def call(self: Anyone, *args: P.args, **kwargs: P.kwargs) -> None:
+    def call(self: Anyone, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(self, *args, **kwargs)
         except Exception:
@@ -125,6 +125,13 @@ class PlainObserver:
             print(f"[{self.name}] {text}", file=self.file or sys.stdout, flush=True)
 
 
+class LiveConsole(Console):
+    """A console that falls silent when its reader is gone; rich's own would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class LiveObserver:
     """A view that redraws itself a few times a second: header, metrics with sparklines, phase, alarm, a sample.
 
@@ -133,7 +140,7 @@ class LiveObserver:
 
     def __init__(self, total: int, name: str, console: Console | None = None) -> None:
         self.total, self.name = total, _printable(name)
-        self.console = console or Console()
+        self.console = console or LiveConsole()
         self.pace = _Pace(total)
         self.series: dict[Quantity, list[float]] = {}
         self.held_out: Summary | None = None
@@ -217,7 +224,7 @@ class LiveObserver:
                 number, text = self.last_alarm
                 parts.append(Text(f"! alarm at iteration {number}: {text}", style="bold yellow"))
             if self.sample:
-                parts.append(_shown_sample(*self.sample))
+                parts.append(_shown_sample(*self.sample, min(SAMPLE_CHARACTERS, 4 * width)))
             return Group(*parts)
 
     def _header(self) -> Text:
@@ -321,14 +328,14 @@ def _bar(what: str, done: int, total: int, width: int) -> Table:
     return bar
 
 
-def _shown_sample(problem: Problem, text: str, grade: Grade) -> Text:
+def _shown_sample(problem: Problem, text: str, grade: Grade, limit: int) -> Text:
     """One solution as the model wrote it, with its verdict in a glyph, a word and a colour."""
     glyph, style = {"correct": ("✓", "green"), "wrong": ("✗", "red")}.get(grade.verdict, ("?", "yellow"))
     shown = Text("\n")
     shown.append(f"{glyph} {grade.verdict}", style=f"bold {style}")
     shown.append(f"  {problem.family}  ", style="dim")
     shown.append(_printable(problem.question), style="bold")
-    shown.append("\n" + _shortened(_printable(text), SAMPLE_CHARACTERS))
+    shown.append("\n" + _shortened(_printable(text), limit))
     return shown
 
 
@@ -342,7 +349,7 @@ def _shortened(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     head = limit * 2 // 3
-    return f"{text[:head]} … {text[head + 3 - limit :]}"
+    return f"{text[:head]}…{text[head + 1 - limit :]}"
 
 
 def _clock(seconds: float) -> str:

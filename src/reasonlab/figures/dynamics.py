@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import count
@@ -202,21 +203,19 @@ def caption(split: Split | None, evaluations: int) -> str:
     if gain.low <= 0:
         what = "fell" if gain.high < 0 else "shows no clear change"
         return f"{span}accuracy {what}, {_points(gain, ' points')}; with thinking forced, {_points(skill)}."
-    whole = f"{span}of {_signed(gain.estimate)} points [{_range(gain)}], choosing to think accounts for about "
+    whole = f"{span}of {_points(gain, ' points of accuracy')}, choosing to think accounts for about "
     chosen = _points(style) + (" (not clear of zero)" if style.low <= 0 <= style.high else "")
     if skill.low > 0:
         return f"{whole}{chosen} and thinking better for about {_points(skill)}."
     if skill.high < 0:
         return f"{whole}{chosen}, more than all of it: with thinking forced, accuracy fell, {_points(skill)}."
-    return f"{whole}{chosen}; with thinking forced, {_points(skill)}: no evidence that it thinks better."
+    return f"{whole}{chosen}; with thinking forced, {_points(skill)}: no clear evidence of better thinking."
 
 
 def _points(interval: Interval, unit: str = "") -> str:
-    return f"{_signed(interval.estimate)}{unit} [{_range(interval)}]"
-
-
-def _range(interval: Interval) -> str:
-    return f"{_signed(interval.low)}, {_signed(interval.high)}"
+    """An estimate with its interval; the first one of a sentence, which has the unit, says what the brackets are."""
+    level = f"{100 * interval.level:.0f} %: " if unit else ""
+    return f"{_signed(interval.estimate)}{unit} [{level}{_signed(interval.low)}, {_signed(interval.high)}]"
 
 
 def _signed(share: float) -> str:
@@ -246,7 +245,8 @@ def _subtitle(config: Config, points: Sequence[Point]) -> str:
 # --- the drawing -----------------------------------------------------------------------------------------------
 
 _WIDTH, _ROW = 12.0, 1.66  # inches
-_HEAD, _FOOT, _SIDE = 1.06, 1.34, 0.72
+_HEAD, _FOOT, _SIDE = 1.06, 1.42, 0.72
+NO_BREAK_SPACE = "\u00a0"
 _ACCURACY: dict[str, Any] = {"color": BLUE, "marker": "o", "linestyle": "-"}
 _TOKENS: dict[str, Any] = {"color": VERMILION, "marker": "s", "linestyle": (0, (4, 2))}
 _FORCED: dict[str, Any] = {"color": INK, "marker": "D", "linestyle": ":", "markerfacecolor": "white"}
@@ -280,7 +280,7 @@ def _draw(dynamics: Dynamics) -> Figure:
 
 def _panel(axes: Axes, points: Sequence[Point], longest: float, size: float = 1.0) -> Axes:
     """Accuracy on the left axis, response tokens on the right one, which is returned."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FixedLocator, MaxNLocator
 
     lengths = axes.twinx()
     axes.set_zorder(lengths.get_zorder() + 1)  # accuracy in front
@@ -295,8 +295,9 @@ def _panel(axes: Axes, points: Sequence[Point], longest: float, size: float = 1.
     lengths.grid(axis="y")
     lengths.tick_params(labelright=False)
     x = [point.iteration for point in points]
-    axes.set_xlim(x[0] - 0.04 * _reach(x), x[-1] + 0.04 * _reach(x))
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    margin = 0.04 * (x[-1] - x[0]) or 1
+    axes.set_xlim(x[0] - margin, x[-1] + margin)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]) if len(x) > 1 else FixedLocator(x))
     _curve(lengths, x, [(p.tokens.estimate, p.p05, p.p95) for p in points], _TOKENS, _TOKENS_BAND, size)
     score = [(100 * p.accuracy.estimate, 100 * p.accuracy.low, 100 * p.accuracy.high) for p in points]
     _curve(axes, x, score, _ACCURACY, _ACCURACY_BAND, size)
@@ -377,16 +378,15 @@ def _words(figure: Figure, dynamics: Dynamics, height: float) -> None:
     if dynamics.panel(FORCED):
         handles.append(Line2D([], [], **_FORCED, linewidth=1.3, markersize=6))
         labels.append("accuracy with thinking forced (control)")
-    figure.legend(
-        handles,
-        labels,
-        loc="center",
-        bbox_to_anchor=(0.5, (_FOOT - 0.66) / height),
-        ncols=3,
-        fontsize=9,
-        handlelength=3,
-    )
-    write(_WIDTH / 2, 0.3, fill(dynamics.caption, 150), fontsize=9.5, ha="center", va="center", linespacing=1.4)
+    place = (0.5, (_FOOT - 0.66) / height)
+    figure.legend(handles, labels, loc="center", bbox_to_anchor=place, ncols=3, fontsize=9, handlelength=3)
+    write(_WIDTH / 2, 0.34, _balanced(dynamics.caption), fontsize=9.5, ha="center", va="center", linespacing=1.4)
+
+
+def _balanced(text: str, width: int = 150) -> str:
+    """Wrapped into lines of about the same length, with every estimate and its interval on one line."""
+    together = re.sub(r" (?=\[)| (?=[^\[]*\])", NO_BREAK_SPACE, text)
+    return fill(together, len(text) // math.ceil(len(text) / width) + 15)
 
 
 def _ends(points: Sequence[Point]) -> str:
@@ -402,7 +402,3 @@ def _steps() -> Iterator[int]:
     yield from (1, 2, 5)
     for power in count(1):
         yield from (10**power * factor // 10 for factor in (10, 15, 20, 25, 30, 40, 50, 60, 80))
-
-
-def _reach(x: Sequence[int]) -> int:
-    return max(1, x[-1] - x[0])

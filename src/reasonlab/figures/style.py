@@ -1,6 +1,6 @@
 """What all figures share: colours that colour-blind readers can tell apart, type, and files with reproducible bytes.
 
-Figures are made with matplotlib's object interface, never with pyplot: no window, no global state, safe in threads.
+Figures are made with matplotlib's object interface, never with pyplot: no window, no list of open figures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INK, GREY, HAIRLINE, GRID = "#1F2328", "#59636E", "#B6BDC5", "#E9ECEF"
 
 PNG_DPI = 200  # twice the pixels of a README's width of 1200, for sharp screens
 
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same letters
     "font.size": 9.0,
     "text.color": INK,
