@@ -10,9 +10,10 @@ import pytest
 
 from reasonlab.config import Config, EvaluateConfig, to_toml
 from reasonlab.errors import UserError
+from reasonlab.evaluate.control import Split, caption
 from reasonlab.evaluate.evaluator import Answer
 from reasonlab.evaluate.statistics import Interval, mean_interval, paired_difference, score_interval
-from reasonlab.figures.dynamics import FORCED, TOTAL, Split, caption, draw_dynamics, read_dynamics
+from reasonlab.figures.dynamics import FORCED, TOTAL, draw_dynamics, read_dynamics
 from reasonlab.keys import key
 from reasonlab.problems.tiny_world import FAMILY_NAMES
 from reasonlab.runs import RunRecord

@@ -24,10 +24,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from reasonlab.evaluate.control import FORCED_SUITE, SUITE
 from reasonlab.evaluate.evaluator import Summary
 from reasonlab.grading.grade import Grade
 from reasonlab.problems.problem import Problem
-from reasonlab.train.loop import FORCED_SUITE, SUITE, Observer
+from reasonlab.train.loop import Observer
 
 REFRESHES_PER_SECOND = 4
 PROGRESS_INTERVAL = 0.1  # seconds between two progress reports that are taken in

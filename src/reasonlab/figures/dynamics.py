@@ -11,7 +11,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from textwrap import fill
@@ -21,13 +21,13 @@ import numpy as np
 
 from reasonlab.config import Config, GrpoConfig, load_recipe
 from reasonlab.errors import UserError
-from reasonlab.evaluate.evaluator import Answer, by_question, summarise
-from reasonlab.evaluate.statistics import Interval, mean_interval
+from reasonlab.evaluate.control import FORCED_SUITE, SUITE, Split, caption, recorded_answers, split_gain
+from reasonlab.evaluate.evaluator import Answer, summarise
+from reasonlab.evaluate.statistics import Interval
 from reasonlab.figures.style import BLUE, GREY, INK, VERMILION, bare, house_style, new_figure, save
 from reasonlab.problems.tiny_world import FAMILY_NAMES
 from reasonlab.runs import RunReader
 from reasonlab.runs.files import write_aside
-from reasonlab.train.loop import FORCED_SUITE, SUITE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +39,6 @@ COLUMNS = (
     *("tokens", "tokens_low", "tokens_high", "tokens_p05", "tokens_p95", "questions", "samples"),
 )
 _ORDER = {name: place for place, name in enumerate(FAMILY_NAMES)}
-_ANSWER_FIELDS = tuple(field.name for field in fields(Answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +58,6 @@ class Point:
         a, t = self.accuracy, self.tokens
         scores = (a.estimate, a.low, a.high, t.estimate, t.low, t.high)
         return (self.panel, self.iteration, *scores, self.p05, self.p95, self.questions, self.samples)
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A gain in accuracy between two iterations, divided by the control; paired by question, as fractions of 1.
-
-    skill = forced after − forced before: how much better the model thinks when it thinks.
-    style = gain − skill: the rest, which comes from choosing to think.
-    """
-
-    before: int
-    after: int
-    gain: Interval
-    style: Interval
-    skill: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +105,8 @@ def read_dynamics(run: Path) -> Dynamics:
     """All points of the figure, from the stored answers."""
     reader = RunReader(run)
     config = load_recipe(run / "config.toml")
-    free = {step: _answers(reader, SUITE, step) for step in reader.evaluation_steps(SUITE)}
-    forced = {step: _answers(reader, FORCED_SUITE, step) for step in reader.evaluation_steps(FORCED_SUITE)}
+    free = {step: recorded_answers(reader, SUITE, step) for step in reader.evaluation_steps(SUITE)}
+    forced = {step: recorded_answers(reader, FORCED_SUITE, step) for step in reader.evaluation_steps(FORCED_SUITE)}
     if not free:
         raise UserError(
             f"the run in {run} holds no evaluation to draw",
@@ -139,43 +123,12 @@ def read_dynamics(run: Path) -> Dynamics:
     return Dynamics(tuple(points), split, _title(config), _subtitle(config, points), caption(split, len(free)))
 
 
-def _answers(reader: RunReader, suite: str, step: int) -> list[Answer]:
-    return [Answer(**{name: row[name] for name in _ANSWER_FIELDS}) for row in reader.evaluation(suite, step)]
-
-
 def _point(panel: str, step: int, answers: Sequence[Answer]) -> Point:
     summary = summarise(answers)
     p05, p95 = np.quantile([answer.tokens for answer in answers], [0.05, 0.95])
     return Point(
         panel, step, summary.accuracy, summary.tokens, float(p05), float(p95), summary.questions, summary.samples
     )
-
-
-def split_gain(free: dict[int, list[Answer]], forced: dict[int, list[Answer]]) -> Split | None:
-    """The gain between the first and the last iteration that have both evaluations; None with fewer than two."""
-    both = sorted(free.keys() & forced.keys())
-    if len(both) < 2:
-        return None
-    before, after = both[0], both[-1]
-    four = [_score_by_problem(suite[step]) for suite in (free, forced) for step in (before, after)]
-    shared = [problem for problem in four[0] if all(problem in scores for scores in four)]
-    if not shared:
-        return None
-    gain, skill = (
-        np.array([after[problem] - before[problem] for problem in shared]) for before, after in (four[:2], four[2:])
-    )
-    return Split(before, after, mean_interval(gain), mean_interval(gain - skill), mean_interval(skill))
-
-
-def _score_by_problem(answers: Sequence[Answer]) -> dict[str, float]:
-    """The mean grade of each question; questions of which no answer could be graded are left out."""
-    problems = dict.fromkeys(answer.problem for answer in answers)
-    correct, _ = by_question(answers)
-    return {
-        problem: float(np.nanmean(row))
-        for problem, row in zip(problems, correct, strict=True)
-        if not np.isnan(row).all()
-    }
 
 
 def _csv(points: Iterable[Point]) -> bytes:
@@ -187,43 +140,6 @@ def _csv(points: Iterable[Point]) -> bytes:
 
 
 # --- the words -------------------------------------------------------------------------------------------------
-
-
-def caption(split: Split | None, evaluations: int) -> str:
-    """What the control supports about the gain, and no more."""
-    if evaluations == 1:
-        return "One evaluation so far: there is nothing to compare it with."
-    if split is None:
-        return (
-            "No control at both ends of this run (accuracy with thinking forced), "
-            "so the change cannot be divided into choosing to think and thinking better."
-        )
-    span = f"Iteration {split.before} to {split.after}: "
-    gain, style, skill = split.gain, split.style, split.skill
-    if gain.low <= 0:
-        what = "fell" if gain.high < 0 else "shows no clear change"
-        return f"{span}accuracy {what}, {_points(gain, ' points')}; with thinking forced, {_points(skill)}."
-    whole = f"{span}of {_points(gain, ' points of accuracy')}, choosing to think accounts for about "
-    chosen = _points(style) + (" (not clear of zero)" if style.low <= 0 <= style.high else "")
-    if skill.low > 0:
-        return f"{whole}{chosen} and thinking better for about {_points(skill)}."
-    if skill.high < 0:
-        return f"{whole}{chosen}, more than all of it: with thinking forced, accuracy fell, {_points(skill)}."
-    return f"{whole}{chosen}; with thinking forced, {_points(skill)}: no clear evidence of better thinking."
-
-
-def _points(interval: Interval, unit: str = "") -> str:
-    """An estimate with its interval; the first one of a sentence, which has the unit, says what the brackets are."""
-    level = f"{100 * interval.level:.0f} %: " if unit else ""
-    return f"{_signed(interval.estimate)}{unit} [{level}{_signed(interval.low)}, {_signed(interval.high)}]"
-
-
-def _signed(share: float) -> str:
-    """A share of 1 in points, with a typographic minus and no sign on zero."""
-    if not math.isfinite(share):
-        return "∞" if share > 0 else "−∞"
-    text = f"{100 * share:+.1f}".replace("-", "−")
-    return "0.0" if text in ("+0.0", "−0.0") else text
 
 
 def _title(config: Config) -> str:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from reasonlab.cli import free_directory
 from reasonlab.config import Config, apply_overrides, load_recipe
+from reasonlab.evaluate.control import FORCED_SUITE, SUITE, caption, recorded_answers, split_gain
 from reasonlab.evaluate.evaluator import Answer, by_question
 from reasonlab.evaluate.statistics import paired_difference
 from reasonlab.figures.dynamics import draw_dynamics
@@ -26,7 +27,7 @@ from reasonlab.runs import RunReader
 from reasonlab.runs.files import write_aside
 from reasonlab.terminal import make_observer
 from reasonlab.train.command import report, run_guarded
-from reasonlab.train.loop import FORCED_SUITE, SUITE, start
+from reasonlab.train.loop import start
 
 RESERVE_SECONDS = 25  # for the last evaluation, the figure and the summary, when time is short
 
@@ -58,8 +59,8 @@ def summarise_run(run: Path, seed: int) -> dict[str, Any]:
     """Before and after, from the answers that the run recorded."""
     reader = RunReader(run)
     last = max(reader.evaluation_steps(SUITE))
-    free = {step: _answers(reader, SUITE, step) for step in (0, last)}
-    forced = {step: _answers(reader, FORCED_SUITE, step) for step in (0, last)}
+    free = {step: recorded_answers(reader, SUITE, step) for step in (0, last)}
+    forced = {step: recorded_answers(reader, FORCED_SUITE, step) for step in (0, last)}
     total = _comparison(free[0], free[last])
     skill = _comparison(forced[0], forced[last])
     families = list(dict.fromkeys(answer.family for answer in free[0]))
@@ -68,15 +69,10 @@ def summarise_run(run: Path, seed: int) -> dict[str, Any]:
         "questions": len({answer.problem for answer in free[0]}),
         **total,
         "forced_style": skill,
-        "style_points": total["accuracy"]["difference"] - skill["accuracy"]["difference"],
+        "in_words": caption(split_gain(free, forced), evaluations=2),
         "families": {family: _comparison(*(_of(free[step], family) for step in (0, last))) for family in families},
         "samples": _samples(free[0], free[last]),
     }
-
-
-def _answers(reader: RunReader, suite: str, step: int) -> list[Answer]:
-    names = Answer.__dataclass_fields__
-    return [Answer(**{name: row[name] for name in names}) for row in reader.evaluation(suite, step)]
 
 
 def _of(answers: Sequence[Answer], family: str) -> list[Answer]:
@@ -124,7 +120,7 @@ def tell(run: Path, summary: dict[str, Any]) -> str:
         f"Response length {tokens['before']:.1f} → {tokens['after']:.1f} tokens, "
         f"{tokens['after'] / tokens['before']:.2f}-fold",
         f"Made to think  {_points(skill)}: the control, the same model with <think> forced",
-        split_sentence(summary),
+        summary["in_words"],
         "",
     ]
     for sample in summary["samples"]:
@@ -138,19 +134,6 @@ def tell(run: Path, summary: dict[str, Any]) -> str:
         f"reasonlab train recipes/smoke.toml   |   reasonlab demo --seed {summary['seed'] + 1}",
     ]
     return "\n".join(lines)
-
-
-def split_sentence(summary: dict[str, Any]) -> str:
-    """What the control supports, and no more."""
-    gain, skill = summary["accuracy"], summary["forced_style"]["accuracy"]
-    low, high = (100 * x for x in skill["interval"])
-    part = f"thinking better for {100 * skill['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
-    if low <= 0 <= high:
-        part += ", which may be nothing"
-    return (
-        f"Of {100 * gain['difference']:+.1f} points, choosing to think accounts for "
-        f"{100 * summary['style_points']:+.1f} and {part}."
-    )
 
 
 def _points(comparison: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from reasonlab.config import Config, SftConfig, load_recipe, to_toml
 from reasonlab.errors import UserError
+from reasonlab.evaluate.control import FORCED_SUITE, SUITE
 from reasonlab.evaluate.evaluator import FORCED_STYLE, Answer, Summary, evaluate, summarise
 from reasonlab.grading.grade import Grade, grade
 from reasonlab.hardware import prepare
@@ -54,7 +55,6 @@ from reasonlab.train.learner import Learner, Loss, StepResult
 from reasonlab.train.measures import Clock, Counter, evaluation_metrics, iteration_metrics, one_sample, rollout_rows
 from reasonlab.train.prompts import UniformPrompts
 
-SUITE, FORCED_SUITE = "tiny", "tiny-forced"
 MISTAKES_SHOWN = 0.06  # in checked demonstrations for SFT, as in the base model's corpus
 
 
