@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
 from reasonlab.errors import UserError
@@ -20,3 +22,8 @@ def prepare(device: str) -> torch.device:
             raise UserError("no CUDA device is available", "Use --device cpu, or install a CUDA build of torch")
         torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(device)
+
+
+def worker_pool(workers: int) -> ThreadPoolExecutor:
+    """Threads that each compute single-threaded. A new thread does not inherit torch's setting: it must be told."""
+    return ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))

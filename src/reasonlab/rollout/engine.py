@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reasonlab.hardware import worker_pool
 from reasonlab.model.transformer import Transformer
 from reasonlab.rollout.decoder import RUNNING, STOPPED, Decoder
 from reasonlab.rollout.types import Finish, Request, Rollout, Sampling
@@ -69,7 +69,7 @@ class Engine:
         if self.workers == 1:
             work(0)
         else:
-            with ThreadPoolExecutor(self.workers) as pool:
+            with worker_pool(self.workers) as pool:
                 list(pool.map(work, range(self.workers)))
         return [[rollout for rollout in group if rollout is not None] for group in results]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from reasonlab.config import LearnerConfig
+from reasonlab.hardware import worker_pool
 from reasonlab.model.attention import PackedCausal
 from reasonlab.model.transformer import Transformer
 from reasonlab.train.batch import Example, TokenBatch, Totals, micro_batches, pack
@@ -114,7 +114,7 @@ class Learner:
         if self.workers == 1 or len(packs) == 1:
             yield from map(work, packs)
         else:
-            with ThreadPoolExecutor(self.workers) as pool:
+            with worker_pool(self.workers) as pool:
                 yield from pool.map(work, packs)
 
     # --- forward -----------------------------------------------------------------------------------------------

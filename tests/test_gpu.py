@@ -1,0 +1,104 @@
+"""On a CUDA device: captured graphs compute what the eager step computes, and the whole loop runs in bf16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_loop import Silent, config
+
+from reasonlab.config import LearnerConfig
+from reasonlab.hardware import prepare
+from reasonlab.keys import key
+from reasonlab.methods.group import example
+from reasonlab.model.checkpoint import load_model
+from reasonlab.model.ladder import resolve_model
+from reasonlab.model.tiny_tokenizer import TinyTokenizer
+from reasonlab.problems.corpus import prompt_text
+from reasonlab.problems.tiny_world import problem_set
+from reasonlab.rollout.decoder import Decoder
+from reasonlab.rollout.engine import Engine
+from reasonlab.rollout.types import Request, Rollout, Sampling
+from reasonlab.train.learner import Learner
+from reasonlab.train.loop import start
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+TOKENIZER = TinyTokenizer.load()
+
+
+def requests(prompts: int, samples: int) -> list[Request]:
+    return [
+        Request(TOKENIZER.encode(prompt_text(p.question)), [key("gpu", p.id, i) for i in range(samples)])
+        for p in problem_set("train", prompts, levels=(2, 3, 4, 5))
+    ]
+
+
+def flat(groups: list[list[Rollout]]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group]
+
+
+def on_gpu(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    return load_model(resolve_model("tiny-0.3m")).to(prepare("cuda"), dtype)
+
+
+@pytest.mark.parametrize("rows", [5, 64, 512])
+def test_greedy_decoding_equals_the_cpu(rows: int) -> None:
+    sampling = Sampling(temperature=0, max_tokens=100, stop_ids=(TOKENIZER.eos_id,), repetition_window=32)
+    work = requests(24, 2)
+    cpu = flat(Engine(load_model(resolve_model("tiny-0.3m")), 64).generate(work, sampling))
+    gpu = flat(Engine(on_gpu(), rows).generate(work, sampling))  # type: ignore[arg-type]
+    same = [a.ids == b.ids and a.finish == b.finish for a, b in zip(cpu, gpu, strict=True)]
+    assert np.mean(same) > 0.95, "only near ties may fall differently"
+
+
+def test_captured_graph_equals_eager_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling = Sampling(max_tokens=100, stop_ids=(TOKENIZER.eos_id,))
+    work = requests(16, 8)
+    captured = flat(Engine(on_gpu(), 32).generate(work, sampling))  # type: ignore[arg-type]
+    monkeypatch.setattr(Decoder, "step", Decoder._step)
+    eager = flat(Engine(on_gpu(), 32).generate(work, sampling))  # type: ignore[arg-type]
+    same = [a.ids == b.ids for a, b in zip(captured, eager, strict=True)]
+    assert np.mean(same) > 0.95
+    for a, b in zip(captured, eager, strict=True):
+        if a.ids == b.ids:
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-3)
+
+
+@pytest.mark.parametrize(("dtype", "mean"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_engine_logprobs_are_the_learners(dtype: torch.dtype, mean: float) -> None:
+    rollouts = flat(Engine(on_gpu(dtype), 256).generate(requests(32, 8), Sampling(max_tokens=100, stop_ids=(2,))))  # type: ignore[arg-type]
+    learner = Learner(on_gpu(), LearnerConfig(bfloat16=dtype == torch.bfloat16))  # type: ignore[arg-type]
+    mine = learner.logprobs([example(rollout, 0.0) for rollout in rollouts])
+    differences = np.concatenate([np.abs(a - b.logprobs) for a, b in zip(mine, rollouts, strict=True)])
+    print(f"{dtype}: mean {differences.mean():.2e}, max {differences.max():.2e}")
+    assert differences.mean() < mean
+
+
+def test_graphs_follow_the_weights() -> None:
+    """A captured graph reads the weights where they lie: new weights, new rollouts, no new capture."""
+    model = on_gpu()
+    engine = Engine(model, 64)  # type: ignore[arg-type]
+    sampling = Sampling(temperature=0, max_tokens=40, stop_ids=(2,))
+    before = flat(engine.generate(requests(8, 1), sampling))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    changed = flat(engine.generate(requests(8, 1), sampling))
+    fresh = flat(Engine(model, 64).generate(requests(8, 1), sampling))  # type: ignore[arg-type]
+    assert [r.ids for r in changed] == [r.ids for r in fresh]
+    assert [r.ids for r in changed] != [r.ids for r in before]
+
+
+@pytest.mark.parametrize("method", [{"type": "mirror_descent"}, {"type": "grpo", "kl": 0.01}], ids=["mirror", "grpo"])
+def test_training_runs_in_bf16(tmp_path: Path, method: dict[str, object]) -> None:
+    observer = Silent()
+    learner = {"lr": 1e-4, "inner_steps": 2}
+    outcome = start(config(device="cuda", method=method, learner=learner), tmp_path / "run", [], observer).run()
+    assert outcome.status == "finished"
+    assert all(metrics["train/logprob_diff/max"] < 0.5 for metrics in observer.iterations)
+    load_model(tmp_path / "run/checkpoints/final")
