@@ -13,7 +13,7 @@ python="$root/.venv/bin/python"
 
 packages=(
   pydantic pydantic-core annotated-types typing-inspection typing-extensions
-  tyro docstring-parser typeguard
+
   orjson
   hypothesis sortedcontainers pytest-timeout
 )

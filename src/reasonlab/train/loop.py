@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -24,7 +24,7 @@ from torch import Tensor
 from reasonlab.config import Config, SftConfig, load_recipe, to_toml
 from reasonlab.errors import UserError
 from reasonlab.evaluate.control import FORCED_SUITE, SUITE
-from reasonlab.evaluate.evaluator import FORCED_STYLE, Answer, Summary, evaluate, summarise
+from reasonlab.evaluate.evaluator import FORCED_STYLE, Summary, evaluate, summarise
 from reasonlab.grading.grade import Grade, grade
 from reasonlab.hardware import prepare
 from reasonlab.keys import key
@@ -74,7 +74,6 @@ class Outcome:
     status: str  # "finished", "interrupted" or "stopped at the time limit"
     iteration: int
     seconds: float
-    evaluations: dict[tuple[str, int], list[Answer]] = field(default_factory=dict)
 
 
 class Trainer:
@@ -113,7 +112,6 @@ class Trainer:
         held_out = config.evaluate
         self.held_out = problem_set(held_out.split, held_out.problems, 0, families, held_out.levels)
         self.stop_requested = False
-        self.evaluations: dict[tuple[str, int], list[Answer]] = {}
 
     def _engine_model(self, model: Transformer) -> Transformer:
         """The learner's own module; on CUDA in bf16 a copy of it, because the master weights are fp32."""
@@ -153,7 +151,7 @@ class Trainer:
                     self._evaluate(self.state.iteration, both_ends=True)
                 self._save("final")
         self.record.finish(status)
-        return Outcome(status, self.state.iteration, time.monotonic() - started, self.evaluations)
+        return Outcome(status, self.state.iteration, time.monotonic() - started)
 
     def _iteration(self, number: int) -> None:
         clock = Clock()
@@ -294,7 +292,6 @@ class Trainer:
             )
             answers = evaluate(self.engine, self.tokenizer, self.held_out, sampling, config.samples, 0, force, count)
             self.record.evaluation(suite, number, [answer.row() for answer in answers])
-            self.evaluations[suite, number] = answers
             values |= evaluation_metrics(suite, answers)
             self.observer.evaluation(number, suite, summarise(answers))
         clock.lap("evaluate")

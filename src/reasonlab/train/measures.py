@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -39,10 +40,12 @@ class Counter:
 
     def __init__(self, report: Callable[[str, int, int], None], what: str, total: int) -> None:
         self.report, self.what, self.total, self.done = report, what, total, 0
+        self.lock = threading.Lock()
 
     def __call__(self, more: int) -> None:
-        self.done += more
-        self.report(self.what, self.done, self.total)
+        with self.lock:
+            self.done += more
+            self.report(self.what, self.done, self.total)
 
 
 def iteration_metrics(groups: Sequence[Group], results: Sequence[StepResult]) -> dict[str, Any]:
