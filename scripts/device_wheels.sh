@@ -13,7 +13,6 @@ python="$root/.venv/bin/python"
 
 packages=(
   pydantic pydantic-core annotated-types typing-inspection typing-extensions
-
   orjson
   hypothesis sortedcontainers pytest-timeout
 )

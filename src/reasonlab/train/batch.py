@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,16 +85,67 @@ def pack(examples: Sequence[Example], totals: Totals, device: torch.device | str
     )
 
 
-def micro_batches(examples: Sequence[Example], token_budget: int) -> list[list[Example]]:
-    """Split into packs of at most `token_budget` tokens (a longer sequence gets a pack of its own).
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The tokens of several examples in one flat list that holds each distinct prompt once.
 
-    Sequences are ordered by length first, so that the attention blocks of a pack hold sequences of one length. The
-    split depends on the examples alone, never on the number of workers: results stay bit-identical.
+    The last token of a response predicts nothing that is asked for, so it is left out.
     """
+
+    ids: NDArray[np.int64]
+    lengths: list[int]  # tokens of each sequence, prompt included
+    sequences: NDArray[np.int64]  # the flat token at each place of each sequence
+    readers: NDArray[np.int64]  # the flat token whose hidden state predicts each response token
+    targets: NDArray[np.int64]  # those response tokens
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> Layout:
+        parts: list[NDArray[np.int64]] = []
+        prompt_starts: dict[bytes, int] = {}
+        sequences, readers, size = [], [], 0
+        for e in examples:
+            prompt = e.prompt.tobytes()
+            if prompt not in prompt_starts:
+                prompt_starts[prompt] = size
+                parts.append(e.prompt)
+                size += len(e.prompt)
+            start = prompt_starts[prompt]
+            end = size + len(e.response) - 1
+            parts.append(e.response[:-1])
+            sequences.append(np.concatenate((np.arange(start, start + len(e.prompt)), np.arange(size, end))))
+            readers.append(sequences[-1][len(e.prompt) - 1 :])
+            size = end
+        return cls(
+            ids=np.concatenate(parts),
+            lengths=[len(sequence) for sequence in sequences],
+            sequences=np.concatenate(sequences),
+            readers=np.concatenate(readers),
+            targets=np.concatenate([e.response for e in examples]),
+        )
+
+
+def micro_batches(examples: Sequence[Example], token_budget: int, even: int = 1) -> list[list[Example]]:
+    """Split into packs of similar size and at most `token_budget` tokens (a longer sequence gets a pack of its own).
+
+    Examples of one prompt stay together, because a pack computes each prompt once. The number of packs is a multiple
+    of `even` where possible, so that threads get equal shares. The split depends on the examples alone, never on the
+    number of workers: results stay bit-identical.
+    """
+    longest: dict[bytes, int] = {}
+    for e in examples:
+        prompt = e.prompt.tobytes()
+        longest[prompt] = max(e.length, longest.get(prompt, 0))
+
+    def place(e: Example) -> tuple[int, bytes, int]:
+        prompt = e.prompt.tobytes()
+        return -longest[prompt], prompt, -e.length
+
+    total = sum(e.length for e in examples)
+    share = total / max(1, even * math.ceil(total / token_budget / even))
     packs: list[list[Example]] = []
     used = 0
-    for example in sorted(examples, key=lambda e: -e.length):
-        if not packs or used + example.length > token_budget:
+    for example in sorted(examples, key=place):
+        if not packs or used >= share or used + example.length > token_budget:
             packs.append([])
             used = 0
         packs[-1].append(example)

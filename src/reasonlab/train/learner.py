@@ -24,7 +24,7 @@ from reasonlab.config import LearnerConfig
 from reasonlab.hardware import worker_pool
 from reasonlab.model.attention import PackedCausal
 from reasonlab.model.transformer import Transformer
-from reasonlab.train.batch import Example, TokenBatch, Totals, micro_batches, pack
+from reasonlab.train.batch import Example, Layout, TokenBatch, Totals, micro_batches, pack
 
 Loss = Callable[[Tensor, TokenBatch], tuple[Tensor, dict[str, Tensor]]]
 _Part = tuple[float, float, float, dict[str, float], list[Tensor]]  # loss, entropy, mismatch, metrics, gradients
@@ -66,7 +66,7 @@ class Learner:
         """One optimizer step. `totals` may count examples that were left out because they contribute nothing."""
         totals = totals or Totals.of(examples)
         lr = self.config.lr * schedule(self.config, self.steps)
-        packs = micro_batches(examples, self.config.token_budget)
+        packs = micro_batches(examples, self.config.token_budget, even=4 if self.device.type == "cpu" else 1)
         sums: dict[str, float] = {}
         gradients: list[Tensor] | None = None
         nonfinite = 0
@@ -135,18 +135,14 @@ class Learner:
 
     def _forward(self, examples: Sequence[Example], with_entropy: bool) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies of all response tokens of a pack, flat."""
-        attend = PackedCausal([e.length for e in examples], self.device)
-        ids = np.concatenate([part for e in examples for part in (e.prompt, e.response)])
-        prompts = np.array([len(e.prompt) for e in examples])
-        responses = np.array([len(e.response) for e in examples])
-        # The hidden state before a token predicts it, so the first response token is read at the last prompt token.
-        first = np.cumsum(prompts + responses) - responses - 1
-        within = np.arange(responses.sum()) - np.repeat(np.cumsum(responses) - responses, responses)
-        tokens = torch.from_numpy(ids).to(self.device)
-        where = torch.from_numpy(np.repeat(first, responses) + within).to(self.device)
+        layout = Layout.of(examples)
+        attend = PackedCausal(layout.lengths, self.device, layout.sequences)
+        ids, readers, targets = (
+            torch.from_numpy(x).to(self.device) for x in (layout.ids, layout.readers, layout.targets)
+        )
         with self._autocast():
-            hidden = self.model(tokens, attend.positions, attend).index_select(0, where)
-            return token_logprobs(hidden, self.model.head_weight, tokens[where + 1], self.temperature, with_entropy)
+            hidden = self.model(ids, attend.positions, attend).index_select(0, readers)
+            return token_logprobs(hidden, self.model.head_weight, targets, self.temperature, with_entropy)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self.device.type == "cuda" and self.config.bfloat16:
