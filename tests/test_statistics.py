@@ -15,6 +15,7 @@ from reasonlab.evaluate.statistics import (
     paired_difference,
     pass_at_k,
     ratio_interval,
+    same_questions_interval,
     score_interval,
     student_t_quantile,
     wilson,
@@ -55,6 +56,26 @@ def test_score_interval_covers_where_pooling_does_not(k: int) -> None:
 
     assert 0.93 <= coverage([score_interval(benchmark) for benchmark in grades]) <= 0.97
     assert coverage([wilson(benchmark.mean(), n * k) for benchmark in grades]) < 0.7
+
+
+@pytest.mark.parametrize("k", [8, 64])
+def test_same_questions_interval_covers_this_benchmark_and_is_narrow(k: int) -> None:
+    """The other estimand: the score of these 30 questions, asked for ever. Target and questions change every time."""
+    generator = np.random.default_rng(k)
+    chances = generator.beta(0.35, 0.65, size=(2000, 30))
+    grades = generator.random((2000, 30, k)) < chances[:, :, None]
+    intervals = [same_questions_interval(benchmark) for benchmark in grades]
+    held = [i.low <= truth <= i.high for i, truth in zip(intervals, chances.mean(axis=1), strict=True)]
+    assert 0.93 <= np.mean(held) <= 0.97
+    if k == 64:
+        assert np.mean([i.high - i.low for i in intervals]) / 2 == pytest.approx(0.015, abs=0.002)
+
+
+def test_same_questions_interval_at_the_ends_and_without_scatter() -> None:
+    assert same_questions_interval(np.ones((30, 4))) == wilson(1.0, 120)
+    assert same_questions_interval([[1, 1], [0, 0]]) == wilson(0.5, 4)
+    with pytest.raises(ValueError, match="at least two"):
+        same_questions_interval([[1], [0, 1]])
 
 
 def test_score_interval_by_hand() -> None:
