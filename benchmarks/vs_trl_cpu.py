@@ -422,7 +422,8 @@ def report(setting: Setting, steps: dict[str, list[Step]], flops_per_s: float) -
         print(
             f"{name:<10} {side['step_s']:5.2f} s {side['rollout_s']:6.2f} s {side['update_s']:6.2f} s "
             f"{side['tokens']:8.0f} {1e6 * side['s_per_token']:9.1f} {side['in_update']:10.0f} "
-            f"{side['floor_s']:5.2f} s {side['reached']:7.0%} {side['memory_mib']:4.0f} MiB {side['growth_mib']:4.0f} MiB"
+            f"{side['floor_s']:5.2f} s {side['reached']:7.0%} "
+            f"{side['memory_mib']:4.0f} MiB {side['growth_mib']:4.0f} MiB"
         )
     for name, ratio in ratios.items():
         print(f"  {name + ':':<31} {ratio} times" + ("  <- compared" if name == "step, per token" else ""))

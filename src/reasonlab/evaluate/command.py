@@ -4,72 +4,187 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import orjson
 
+from reasonlab import __version__
 from reasonlab.errors import UserError
-from reasonlab.evaluate.evaluator import FORCED_STYLE, Answer, evaluate, summarise
-from reasonlab.hardware import prepare
-from reasonlab.model.checkpoint import load_model
-from reasonlab.model.ladder import resolve_model
-from reasonlab.model.tiny_tokenizer import TinyTokenizer
-from reasonlab.problems.tiny_world import problem_set
-from reasonlab.rollout.engine import Engine
-from reasonlab.rollout.types import Sampling
+from reasonlab.evaluate.evaluator import Answer, Task, answers_to, graded_answer
+from reasonlab.evaluate.graders import grader_for, grader_version, policy_named
+from reasonlab.evaluate.opened_model import OpenedModel, open_model
+from reasonlab.evaluate.panels import TINY_SUITE, Panel, chosen_panels, overlap_with
+from reasonlab.evaluate.record import ABOUT, EvaluationRecord, Place, place_of
+from reasonlab.evaluate.responder import FAILED, Response
+from reasonlab.evaluate.scores import Scores, score
+from reasonlab.problems.problem import Problem
+from reasonlab.problems.registry import OWN_FILE_SUFFIXES
 from reasonlab.runs.files import write_aside
 from reasonlab.terminal import make_observer
 
+SEED = 0
+
 
 def evaluate_model(arguments: argparse.Namespace) -> int:
-    device = prepare(arguments.device)
-    tokenizer = TinyTokenizer.load()
-    model = load_model(resolve_model(arguments.model)).to(device)
-    if model.config.vocab_size != tokenizer.vocab_size:
-        raise UserError(f"{arguments.model} does not use the tiny world's tokenizer", "Give a tiny model")
-    problems = problem_set(arguments.split, arguments.problems, levels=_levels(arguments))
-    sampling = Sampling(
-        temperature=arguments.temperature,
-        max_tokens=arguments.max_tokens,
-        stop_ids=(tokenizer.eos_id,),
-        repetition_window=64,
-    )
-    engine = Engine(model, 256, arguments.threads)
-    force = FORCED_STYLE if arguments.force else ""
+    if arguments.rescore is not None:
+        return rescore(arguments)
+    if arguments.model is None:
+        raise UserError("eval needs a model", "For instance: reasonlab eval tiny-1m")
+    if arguments.k < 1:
+        raise UserError(f"--k {arguments.k} asks for no answers", "Give a positive number")
+    if _is_file(arguments.out) and arguments.out.name.endswith(".gz"):
+        raise UserError("a plain file of answers is not compressed", "Give --out FILE.jsonl, or a directory")
+    model = open_model(arguments)
+    panels = chosen_panels(arguments, model.tiny, _warn)
+    settings = _settings(arguments, model, panels)
+    if arguments.out is None or _is_file(arguments.out):
+        answers = _ask(arguments, model, panels, {}, None)
+        if arguments.out:
+            write_aside(arguments.out, b"".join(orjson.dumps(a.row()) + b"\n" for a in answers))
+        _print(score(answers, settings), settings, arguments)
+        return _exit_code(answers)
+    with EvaluationRecord.start(arguments.out, settings) as record:
+        known = _same_grader(record, settings)
+        answers = _ask(arguments, model, panels, known, record.append)
+        record.replace({place_of(answer): answer for answer in answers}, settings)
+        scores = score(answers, settings)
+        record.write_scores({"grader": grader_version(), **_data(scores, settings)})
+    _print(scores, settings, arguments)
+    return _exit_code(answers)
+
+
+def rescore(arguments: argparse.Namespace) -> int:
+    """Grade the answers of a directory again, by the present grader and perhaps another extraction."""
+    if arguments.model is not None:
+        raise UserError("--rescore needs no model", "It grades the stored answers: reasonlab eval --rescore DIR")
+    with EvaluationRecord.existing(arguments.rescore) as record:
+        settings, answers = record.settings, record.answers()
+        if not answers:
+            raise UserError(f"{arguments.rescore} holds no answers yet", "Run the evaluation first")
+        if arguments.extraction:
+            for entry in settings["benchmarks"].values():
+                entry["extraction"] = policy_named(arguments.extraction)
+        settings[ABOUT]["grader"] = grader_version()
+        again = regraded(answers, settings)
+        record.replace(again, settings)
+        changed = sum(again[place].verdict != answers[place].verdict for place in answers)
+        scores = score(list(again.values()), settings)
+        record.write_scores({"grader": grader_version(), **_data(scores, settings)})
+    print(f"{changed} of {len(answers)} verdicts changed", file=sys.stderr)
+    _print(scores, settings, arguments)
+    return _exit_code(list(again.values()))
+
+
+def regraded(answers: Mapping[Place, Answer], settings: Mapping[str, Any]) -> dict[Place, Answer]:
+    """The same answers with fresh verdicts; those that never came stay what they are."""
+    graders = {
+        family: grader_for(entry["extraction"], entry["verifier"])
+        for entry in settings["benchmarks"].values()
+        for family in entry["families"]
+    }
+    again = {}
+    for place, old in answers.items():
+        problem = Problem(old.problem, old.question, old.gold, old.family, old.level)
+        response = Response(old.text, old.tokens, old.finish)
+        kept = old.finish == FAILED
+        again[place] = old if kept else graded_answer(problem, old.sample, response, graders[old.family])
+    return again
+
+
+def _ask(
+    arguments: argparse.Namespace,
+    model: OpenedModel,
+    panels: Sequence[Panel],
+    known: Mapping[Place, Answer],
+    keep: Callable[[Answer], None] | None,
+) -> list[Answer]:
+    """All answers in the order of problems and samples: those that are known, and the others asked for now."""
+    responder = model.respond_with(model.sampling, keep is not None)
+    wanted = [(p.family, p.id, sample) for panel in panels for p in panel.problems for sample in range(arguments.k)]
+    found = {place: known[place] for place in wanted if place in known and known[place].finish != FAILED}
+    done = len(found)
     with make_observer(0, f"eval {arguments.model}", quiet=arguments.json) as observer:
-        done = 0
 
         def progress(more: int) -> None:
             nonlocal done
             done += more
-            observer.progress("answers", done, len(problems) * arguments.k)
+            observer.progress("answers", done, len(wanted))
 
-        answers = evaluate(engine, tokenizer, problems, sampling, arguments.k, 0, force, progress)
-    _print(answers, arguments)
-    if arguments.out:
-        write_aside(arguments.out, b"".join(orjson.dumps(a.row()) + b"\n" for a in answers))
-    return 0
-
-
-def _levels(arguments: argparse.Namespace) -> tuple[int, ...]:
-    if not arguments.levels:
-        return (6, 7) if arguments.split == "harder" else (2, 3, 4, 5)
-    try:
-        return tuple(int(word) for word in arguments.levels.split(","))
-    except ValueError:
-        raise UserError(
-            f"--levels {arguments.levels!r} is not a list of numbers", "For instance --levels 2,3"
-        ) from None
+        for panel in panels:
+            grader = grader_for(panel.extraction, panel.verifier)
+            for answer in answers_to(
+                _open_tasks(panel, arguments.k, found), responder, model.sampling, grader, SEED, progress
+            ):
+                if keep:
+                    keep(answer)
+                found[place_of(answer)] = answer
+    return [found[place] for place in wanted]
 
 
-def _print(answers: list[Answer], arguments: argparse.Namespace) -> None:
-    families = list(dict.fromkeys(answer.family for answer in answers))
-    panels = {arguments.suite: answers} | {f: [a for a in answers if a.family == f] for f in families}
+def _open_tasks(panel: Panel, k: int, found: Mapping[Place, Answer]) -> list[Task]:
+    tasks = []
+    for problem in panel.problems:
+        samples = [sample for sample in range(k) if (problem.family, problem.id, sample) not in found]
+        if samples:
+            tasks.append(Task(problem, panel.asked(problem), samples))
+    return tasks
+
+
+def _same_grader(record: EvaluationRecord, settings: dict[str, Any]) -> Mapping[Place, Answer]:
+    """The answers of earlier attempts. If the grader has changed since, they are graded again: no mixture."""
+    answers = record.answers()
+    if record.settings[ABOUT]["grader"] != settings[ABOUT]["grader"]:
+        answers = regraded(answers, settings)
+        record.replace(answers, settings)
+    return answers
+
+
+def _settings(arguments: argparse.Namespace, model: OpenedModel, panels: Sequence[Panel]) -> dict[str, Any]:
+    """The whole protocol. Nothing here is a secret: an endpoint's key is known only to the request."""
+    about: dict[str, Any] = {"model": model.place, "reasonlab": __version__, "grader": grader_version()}
+    if arguments.trained_on is not None:
+        about["overlap"] = overlap_with(arguments.trained_on, panels)
+    return {
+        "version": 1,
+        "model": model.identity,
+        "suite": arguments.suite or ("" if arguments.benchmark else TINY_SUITE),
+        "benchmarks": {panel.name: panel.described() for panel in panels},
+        "k": arguments.k,
+        "sampling": {**asdict(model.sampling), "stop_ids": list(model.sampling.stop_ids), "stop_strings": []},
+        "force": arguments.force,
+        "template_arguments": sorted(arguments.template_arg or []),
+        "seed": SEED,
+        ABOUT: about,
+    }
+
+
+def _data(scores: Scores, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {**scores.data(), "sentences": scores.sentences(settings["sampling"])}
+
+
+def _print(scores: Scores, settings: Mapping[str, Any], arguments: argparse.Namespace) -> None:
     if arguments.json:
-        scores = {name: asdict(summarise(part)) for name, part in panels.items()}
-        settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()}
-        print(json.dumps({"settings": settings, "scores": scores}, indent=1))
+        print(json.dumps({"settings": settings, **_data(scores, settings)}, indent=1))
         return
-    for name, part in panels.items():
-        print(summarise(part).sentence(name, arguments.temperature, arguments.max_tokens))
+    for sentence in scores.sentences(settings["sampling"]):
+        print(sentence)
+
+
+def _exit_code(answers: Sequence[Answer]) -> int:
+    """Failure where nothing at all came; some failures are part of the sentences, and of the directory."""
+    failed = [answer for answer in answers if answer.finish == FAILED]
+    if failed:
+        print(f"warning: {len(failed)} of {len(answers)} answers never came ({failed[0].rule})", file=sys.stderr)
+    return 1 if len(failed) == len(answers) else 0
+
+
+def _is_file(out: Path | None) -> bool:
+    return out is not None and out.name.endswith(OWN_FILE_SUFFIXES)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)

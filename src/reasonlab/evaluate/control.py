@@ -36,7 +36,9 @@ class Split:
 
 
 def recorded_answers(reader: RunReader, suite: str, step: int) -> list[Answer]:
-    return [Answer(**{name: row[name] for name in _ANSWER_FIELDS}) for row in reader.evaluation(suite, step)]
+    return [
+        Answer(**{name: row[name] for name in _ANSWER_FIELDS if name in row}) for row in reader.evaluation(suite, step)
+    ]
 
 
 def split_gain(free: dict[int, list[Answer]], forced: dict[int, list[Answer]]) -> Split | None:

@@ -6,22 +6,26 @@ checkpoints answer with common random numbers, which makes their paired differen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reasonlab.evaluate.responder import FAILED, Ask, EngineResponder, Progress, Prompt, Responder, Response
 from reasonlab.evaluate.statistics import Interval, mean_interval, score_interval
-from reasonlab.grading.grade import grade
+from reasonlab.grading.grade import Grade, grade
 from reasonlab.keys import key
 from reasonlab.problems.corpus import prompt_text
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.engine import Engine
-from reasonlab.rollout.types import Request, Sampling
+from reasonlab.rollout.types import Sampling
 
 FORCED_STYLE = "<think>"  # what the forced-style control appends to the prompt
+
+Grader = Callable[[Problem, str], Grade]
 
 
 class TextTokenizer(Protocol):
@@ -33,7 +37,10 @@ class TextTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One sampled answer, complete enough to grade it again without the model. Forced tokens count as tokens."""
+    """One sampled answer, complete enough to grade it again without the model. Forced tokens count as tokens.
+
+    `tokens` is -1 where an endpoint did not count them; `finish` is "error" where no answer came at all.
+    """
 
     problem: str
     family: str
@@ -46,9 +53,19 @@ class Answer:
     tokens: int
     finish: str
     text: str
+    rule: str = ""
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A problem, the question as its template puts it, and which samples of it are wanted."""
+
+    problem: Problem
+    question: str
+    samples: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +78,20 @@ class Summary:
     samples: int
     truncated: float
     ungraded: int
+    failed: int = 0  # of the ungraded: answers that never came
 
-    def sentence(self, name: str, temperature: float, max_tokens: int) -> str:
+    def sentence(self, name: str, temperature: float, max_tokens: int, top_p: float = 1.0) -> str:
         a, t = self.accuracy, self.tokens
+        nucleus = f", top-p {top_p:g}" if top_p < 1 else ""
+        length = f"{t.estimate:.1f} [{t.low:.1f}, {t.high:.1f}]" if math.isfinite(t.estimate) else "unknown"
         text = (
             f"{name} avg@{self.samples} = {100 * a.estimate:.1f} % [{100 * a.low:.1f}, {100 * a.high:.1f}] "
-            f"({self.questions} questions, T={temperature:g}, {max_tokens} tokens at most, "
-            f"{100 * self.truncated:.1f} % truncated, {t.estimate:.1f} [{t.low:.1f}, {t.high:.1f}] tokens/answer)"
+            f"({self.questions} questions, T={temperature:g}{nucleus}, {max_tokens} tokens at most, "
+            f"{100 * self.truncated:.1f} % truncated, {length} tokens/answer)"
         )
-        return text + (f", {self.ungraded} answers could not be graded" if self.ungraded else "")
+        text += f", {self.failed} answers never came" if self.failed else ""
+        rest = self.ungraded - self.failed
+        return text + (f", {rest} answers could not be graded" if rest else "")
 
 
 def evaluate(
@@ -80,59 +102,98 @@ def evaluate(
     samples: int = 1,
     seed: int = 0,
     force: str = "",
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Answer]:
-    """`samples` answers to every problem. `force` is a beginning of the response that every answer is made to have."""
-    forced = tokenizer.encode(force) if force else []
-    requests = [
-        Request(
-            prompt=tokenizer.encode(prompt_text(problem.question)) + forced,
-            keys=[key(seed, "evaluate", problem.id, sample) for sample in range(samples)],
-        )
-        for problem in problems
+    """`samples` answers to every problem of the tiny world, in order.
+
+    `force` is a beginning of the response that every answer is made to have.
+    """
+    responder = EngineResponder(engine, TinyFormat(tokenizer, force))
+    tasks = [Task(problem, problem.question, range(samples)) for problem in problems]
+    return list(answers_to(tasks, responder, sampling, grade, seed, progress))
+
+
+def answers_to(
+    tasks: Sequence[Task],
+    responder: Responder,
+    sampling: Sampling,
+    grader: Grader,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Iterator[Answer]:
+    """Every answer as soon as the responder has it."""
+    asks = [
+        Ask(task.question, [key(seed, "evaluate", task.problem.id, sample) for sample in task.samples])
+        for task in tasks
     ]
-    answers = []
-    for problem, group in zip(problems, engine.generate(requests, sampling, progress), strict=True):
-        for sample, rollout in enumerate(group):
-            text = force + tokenizer.decode(rollout.ids)
-            verdict = grade(problem, text)
-            answers.append(
-                Answer(
-                    problem=problem.id,
-                    family=problem.family,
-                    level=problem.level,
-                    question=problem.question,
-                    gold=problem.answer,
-                    sample=sample,
-                    verdict=verdict.verdict,
-                    extracted=verdict.extracted,
-                    tokens=len(forced) + len(rollout.ids),
-                    finish=rollout.finish,
-                    text=text,
-                )
-            )
-    return answers
+    for number, place, response in responder.respond(asks, sampling, progress):
+        task = tasks[number]
+        yield graded_answer(task.problem, task.samples[place], response, grader)
+
+
+def graded_answer(problem: Problem, sample: int, response: Response, grader: Grader) -> Answer:
+    failed = response.finish == FAILED
+    verdict = Grade("error", None, f"no answer: {response.failure}") if failed else grader(problem, response.text)
+    return Answer(
+        problem=problem.id,
+        family=problem.family,
+        level=problem.level,
+        question=problem.question,
+        gold=problem.answer,
+        sample=sample,
+        verdict=verdict.verdict,
+        extracted=verdict.extracted,
+        tokens=response.tokens,
+        finish=response.finish,
+        text=response.text,
+        rule=verdict.rule,
+    )
+
+
+class TinyFormat:
+    """The tiny models' own text: `<bos>question` and a line break, special tokens written out."""
+
+    def __init__(self, tokenizer: TextTokenizer, force: str = "") -> None:
+        self.tokenizer, self.force = tokenizer, force
+        self._forced = tokenizer.encode(force) if force else []
+
+    def prompt(self, question: str) -> Prompt:
+        return Prompt(self.tokenizer.encode(prompt_text(question)) + self._forced, self.force, len(self._forced))
+
+    def response(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids)
 
 
 def summarise(answers: Sequence[Answer]) -> Summary:
-    """Answers that could not be graded are left out of the accuracy and counted."""
+    """Answers that could not be graded are left out of the accuracy and counted; those that never came also have no
+    length and are not truncated."""
     correct, tokens = by_question(answers)
     graded = [row[~np.isnan(row)] for row in correct]
+    lengths = [float(row[~np.isnan(row)].mean()) for row in tokens if not np.isnan(row).all()]
+    came = [answer for answer in answers if answer.finish != FAILED]
     return Summary(
-        accuracy=score_interval([row for row in graded if len(row)]),
-        tokens=mean_interval([float(row.mean()) for row in tokens]),
+        accuracy=score_interval(kept)
+        if (kept := [row for row in graded if len(row)])
+        else Interval(math.nan, 0.0, 1.0),
+        tokens=mean_interval(lengths) if lengths else Interval(math.nan, math.nan, math.nan),
         questions=len(tokens),
         samples=max(len(row) for row in tokens),
-        truncated=sum(a.finish == "length" for a in answers) / len(answers),
+        truncated=sum(a.finish == "length" for a in came) / max(len(came), 1),
         ungraded=sum(a.verdict in ("error", "timeout") for a in answers),
+        failed=len(answers) - len(came),
     )
 
 
 def by_question(answers: Sequence[Answer]) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
-    """Correctness (nan where ungraded) and tokens, one array for each question in order of first appearance."""
-    groups: dict[str, list[Answer]] = {}
+    """Correctness (nan where ungraded) and tokens (nan where unknown), one array for each question in order of first
+    appearance."""
+    groups: dict[tuple[str, str], list[Answer]] = {}
     for answer in answers:
-        groups.setdefault(answer.problem, []).append(answer)
+        groups.setdefault((answer.family, answer.problem), []).append(answer)
     score = {"correct": 1.0, "wrong": 0.0}
     correct = [np.array([score.get(a.verdict, np.nan) for a in group]) for group in groups.values()]
-    return correct, [np.array([float(a.tokens) for a in group]) for group in groups.values()]
+    return correct, [np.array([_tokens(a) for a in group]) for group in groups.values()]
+
+
+def _tokens(answer: Answer) -> float:
+    return float(answer.tokens) if answer.finish != FAILED and answer.tokens >= 0 else math.nan

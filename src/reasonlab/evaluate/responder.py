@@ -1,0 +1,122 @@
+"""What stands behind the evaluator: something that turns prompts into responses.
+
+The engine with a model of ours and an endpoint somewhere else look the same from here: a question goes in as text, a
+response comes out as text with its number of tokens and the reason why it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from reasonlab.errors import UserError
+from reasonlab.rollout.endpoint import Endpoint, Job
+from reasonlab.rollout.engine import Engine
+from reasonlab.rollout.types import Request, Sampling
+
+FAILED = "error"  # the finish of a response that never came
+UNKNOWN_TOKENS = -1  # an endpoint that does not count
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One question, as the benchmark's template puts it, and the keys of the answers that are wanted."""
+
+    question: str
+    keys: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One answer. `failure` says why there is none (then `finish` is "error")."""
+
+    text: str
+    tokens: int
+    finish: str
+    failure: str = ""
+
+
+class Responder(Protocol):
+    def respond(
+        self, asks: Sequence[Ask], sampling: Sampling, progress: Progress | None = None
+    ) -> Iterator[tuple[int, int, Response]]:
+        """(number of the question, number of its key, response) in whatever order they come."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and what of the response they already hold (a forced style, a template that opens the thinking)."""
+
+    ids: list[int]
+    opening: str = ""
+    opening_tokens: int = 0  # those of the opening that count as the response's
+
+
+class TextFormat(Protocol):
+    """How questions become a model's tokens and its tokens become text."""
+
+    def prompt(self, question: str) -> Prompt: ...
+    def response(self, ids: Sequence[int]) -> str: ...
+
+
+class EngineResponder:
+    """Our own engine. `at_once` limits how many answers are sampled before the first of them are handed out."""
+
+    def __init__(self, engine: Engine, text_format: TextFormat, at_once: int | None = None) -> None:
+        self.engine, self.format, self.at_once = engine, text_format, at_once
+
+    def respond(
+        self, asks: Sequence[Ask], sampling: Sampling, progress: Progress | None = None
+    ) -> Iterator[tuple[int, int, Response]]:
+        prompts = [self.format.prompt(ask.question) for ask in asks]
+        self._check_room(prompts, sampling)
+        requests = [Request(prompt.ids, ask.keys) for prompt, ask in zip(prompts, asks, strict=True)]
+        for part in _parts([len(ask.keys) for ask in asks], self.at_once):
+            groups = self.engine.generate([requests[i] for i in part], sampling, progress)
+            for i, group in zip(part, groups, strict=True):
+                for number, rollout in enumerate(group):
+                    text = prompts[i].opening + self.format.response(rollout.ids)
+                    yield i, number, Response(text, prompts[i].opening_tokens + len(rollout.ids), rollout.finish)
+
+    def _check_room(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        room = self.engine.model.config.max_positions
+        longest = max((len(prompt.ids) for prompt in prompts), default=0)
+        if longest + sampling.max_tokens > room:
+            raise UserError(
+                f"the longest prompt has {longest:,} tokens and answers may have {sampling.max_tokens:,}, "
+                f"but the model reads {room:,} at most",
+                f"Give --max-tokens {room - longest}" if longest < room else "Leave out the longest problems",
+            )
+
+
+def _parts(sizes: Sequence[int], most: int | None) -> Iterator[range]:
+    """Runs of questions that together want about `most` answers."""
+    start, total = 0, 0
+    for end, size in enumerate(sizes, 1):
+        total += size
+        if end == len(sizes) or (most is not None and total >= most):
+            yield range(start, end)
+            start, total = end, 0
+
+
+class EndpointResponder:
+    """An OpenAI-compatible server. Every answer is a request of its own, so one that fails costs no other."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+
+    def respond(
+        self, asks: Sequence[Ask], sampling: Sampling, progress: Progress | None = None
+    ) -> Iterator[tuple[int, int, Response]]:
+        places = [(i, number) for i, ask in enumerate(asks) for number in range(len(ask.keys))]
+        jobs = [Job(asks[i].question, asks[i].keys[number]) for i, number in places]
+        for index, completion in self.endpoint.complete_all(jobs, sampling):
+            if progress:
+                progress(1)
+            tokens = UNKNOWN_TOKENS if completion.tokens is None else completion.tokens
+            finish = FAILED if completion.failure else completion.finish
+            yield *places[index], Response(completion.text, tokens, finish, completion.failure)

@@ -1,0 +1,478 @@
+"""`reasonlab eval`: any model, any benchmark, interrupted and continued, graded again, and honest about failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from chat_server import ChatServer, Reply, completion, serving
+from small_models import in_transformers, small_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from reasonlab.cli import main
+from reasonlab.evaluate.evaluator import Answer, summarise
+from reasonlab.evaluate.scores import mean_of
+from reasonlab.evaluate.statistics import Interval
+from reasonlab.model.checkpoint import load_model
+from reasonlab.model.tokenizer import ChatTokenizer
+from reasonlab.model.transformer import Transformer
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}\n"
+    "<|{{ message['role'] }}|>{{ message['content'] | trim }}<|end|>\n"
+    "{% endfor %}\n"
+    "{% if add_generation_prompt %}<|assistant|>{% if thinking %}<think>\n{% endif %}{% endif %}"
+)
+SPECIALS = ("<s>", "</s>", "<|end|>", "<|user|>", "<|assistant|>", "<think>", "</think>")
+
+
+@pytest.fixture(autouse=True)
+def _straight_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def own_set(path: Path, count: int = 6) -> Path:
+    """A user's file: what is n + n?"""
+    rows = [{"id": f"q{n}", "question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def adder(prompt: str, attempt: int, body: dict[str, Any]) -> Reply:
+    """Adds, but cannot add 3 and 3, and is silent about 5 and 5."""
+    n = int(re.search(r"(\d+) \+", prompt)[1])  # type: ignore[index]
+    if n == 5:
+        return 400, {}, "no fives"
+    return completion(f"<think>hm</think>So \\boxed{{{7 if n == 3 else 2 * n}}}", 10 + n)
+
+
+def evaluate(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    code = main(["eval", *words])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+def rows_of(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "answers.jsonl").read_text().splitlines()]
+
+
+# --- endpoints and the record ------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_is_scored_and_everything_but_the_key_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    out = tmp_path / "evaluation"
+    with serving(ChatServer(adder)) as server:
+        words = [server.url, "--benchmark", str(own_set(tmp_path / "sums.jsonl")), "--k", "2", "--out", str(out)]
+        text = evaluate(capsys, *words)
+    assert "sums avg@2 = 80.0 %" in text
+    assert "6 questions, T=0.6, top-p 0.95, 4096 tokens at most, 0.0 % truncated, 12.0 [" in text
+    assert "2 answers never came" in text
+    assert "Please reason step by step" in server.bodies[0]["messages"][0]["content"]
+    assert server.headers[0]["Authorization"] == "Bearer sk-very-secret"
+    settings = json.loads((out / "settings.json").read_text())
+    assert settings["model"] == {"kind": "endpoint", "name": "served"}
+    assert settings["benchmarks"]["sums"]["questions"] == 6
+    assert "{question}" in settings["benchmarks"]["sums"]["template"]
+    assert (settings["k"], settings["sampling"]["temperature"], settings["seed"]) == (2, 0.6, 0)
+    assert settings["about"]["grader"]
+    by_verdict = {(row["problem"], row["sample"]): row["verdict"] for row in rows_of(out)}
+    assert len(rows_of(out)) == 12
+    assert by_verdict["q3", 0] == "wrong"
+    assert by_verdict["q5", 1] == "error"
+    assert len(by_verdict) == 12
+    assert json.loads((out / "scores.json").read_text())["scores"]["sums"]["failed"] == 2
+    for file in out.rglob("*"):
+        assert b"sk-very-secret" not in file.read_bytes()
+
+
+def test_a_continued_evaluation_asks_only_for_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, sums = tmp_path / "evaluation", own_set(tmp_path / "sums.jsonl")
+    with serving(ChatServer(adder)) as server:
+        words = [server.url, "--benchmark", str(sums), "--out", str(out), "--json"]
+        first = json.loads(evaluate(capsys, *words))
+        assert sum(server.attempts.values()) == 6
+        lines = (out / "answers.jsonl").read_bytes().splitlines(keepends=True)
+        (out / "answers.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:-9])  # cut in the middle of a line
+        kept = {json.loads(line)["problem"] for line in lines[:2]}
+        server.attempts.clear()
+        second = json.loads(evaluate(capsys, *words))
+        assert first == second
+        # What failed is asked again too, in vain.
+        assert len(server.attempts) == 6 - len(kept - {"q5"})
+        server.rule = lambda *_: completion("\\boxed{10}")
+        assert "never came" not in evaluate(capsys, *words[:-1])
+        assert [row["verdict"] for row in rows_of(out)] == [*["correct"] * 3, "wrong", "correct", "correct"]
+        for change, named in (
+            (["--k", "3"], "k is 1 there and 3 now"),
+            (["--temperature", "0"], "sampling.temperature is 0.6 there and 0.0 now"),
+            (["--limit", "2"], "benchmarks.sums.questions is 6 there and 2 now"),
+            (["--endpoint-model", "other"], 'model.name is "served" there and "other" now'),
+        ):
+            assert main(["eval", *words, *change]) == 2
+            assert named in capsys.readouterr().err
+
+
+def test_rescore_grades_the_stored_answers_without_asking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, sums = tmp_path / "evaluation", own_set(tmp_path / "sums.jsonl", 5)
+
+    def without_box(prompt: str, attempt: int, body: dict[str, Any]) -> Reply:
+        n = int(re.search(r"(\d+) \+", prompt)[1])  # type: ignore[index]
+        return completion(f"Answer: {2 * n}", 3)
+
+    with serving(ChatServer(without_box)) as server:
+        assert "sums avg@1 = 0.0 %" in evaluate(capsys, server.url, "--benchmark", str(sums), "--out", str(out))
+        asked = len(server.bodies)
+    assert "sums avg@1 = 100.0 %" in evaluate(capsys, "--rescore", str(out), "--extraction", "explicit")
+    assert len(server.bodies) == asked
+    assert {row["verdict"] for row in rows_of(out)} == {"correct"}
+    assert json.loads((out / "scores.json").read_text())["scores"]["sums"]["accuracy"]["estimate"] == 1
+    # Another grader that differs from the record's is noticed when an evaluation continues: no mixture of verdicts.
+    settings = json.loads((out / "settings.json").read_text())
+    settings["about"]["grader"] = "older"
+    (out / "settings.json").write_text(json.dumps(settings))
+    forged = [row | {"verdict": "wrong"} for row in rows_of(out)]
+    (out / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in forged))
+    with serving(ChatServer(without_box)) as server:
+        words = [server.url, "--benchmark", str(sums), "--out", str(out), "--extraction", "explicit"]
+        assert "sums avg@1 = 100.0 %" in evaluate(capsys, *words)
+        assert not server.bodies
+
+
+def test_kill_nine_loses_no_answer_that_was_written(tmp_path: Path) -> None:
+    out, sums = tmp_path / "evaluation", own_set(tmp_path / "sums.jsonl", 40)
+
+    def slow(prompt: str, attempt: int, body: dict[str, Any]) -> Reply:
+        time.sleep(0.05)
+        return completion("\\boxed{0}", 4)
+
+    with serving(ChatServer(slow)) as server:
+        words = ["eval", server.url, "--benchmark", str(sums), "--out", str(out), "--concurrency", "2"]
+        command = [sys.executable, "-m", "reasonlab.cli", *words]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+        answers = out / "answers.jsonl"
+        while process.poll() is None and not (answers.exists() and answers.read_bytes().count(b"\n") >= 8):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        before = rows_of(out)
+        assert 8 <= len(before) < 40
+        server.attempts.clear()
+        assert main(words) == 0
+        after = rows_of(out)
+        assert all(row in after for row in before)
+        assert [row["problem"] for row in after] == [f"q{n}" for n in range(40)]
+        assert len(server.attempts) == 40 - len(before)
+
+
+def test_a_directory_that_is_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "precious.txt").write_text("x")
+    assert main(["eval", "tiny-0.3m", "--problems", "4", "--out", str(tmp_path)]) == 2
+    assert "holds no evaluation" in capsys.readouterr().err
+    assert main(["eval", "--rescore", str(tmp_path)]) == 2
+    assert "there is no evaluation in" in capsys.readouterr().err
+
+
+def test_an_endpoint_nobody_listens_on_is_a_mistake_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(ChatServer(adder)) as server:
+        pass
+    assert main(["eval", server.url, "--suite", "tiny"]) == 2
+    assert "does not answer" in capsys.readouterr().err
+
+
+# --- the tiny world ----------------------------------------------------------------------------------------------
+
+
+def test_a_tiny_model_continues_to_the_same_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "evaluation"
+    words = ["tiny-0.3m", "--problems", "24", "--k", "2", "--json"]
+    plain = json.loads(evaluate(capsys, *words))
+    recorded = json.loads(evaluate(capsys, *words, "--out", str(out)))
+    assert recorded["scores"] == plain["scores"]
+    lines = (out / "answers.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(lines) == 48
+    (out / "answers.jsonl").write_bytes(b"".join(lines[:31]))
+    assert json.loads(evaluate(capsys, *words, "--out", str(out))) == recorded
+    assert (out / "answers.jsonl").read_bytes() == b"".join(lines)
+    again = json.loads(evaluate(capsys, "--rescore", str(out), "--json"))
+    assert again["scores"] == plain["scores"]
+
+
+def test_a_family_and_a_file_of_ones_own_are_benchmarks_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sums = tmp_path / "mine.jsonl"
+    sums.write_text('{"question": "What is 2+3?", "answer": "5"}\n{"question": "What is 4+4?", "answer": "8"}\n')
+    words = ["tiny-1m", "--benchmark", "tiny/sum", "--benchmark", str(sums), "--limit", "20", "--temperature", "0"]
+    scores = json.loads(evaluate(capsys, *words, "--json"))
+    assert {name: s["questions"] for name, s in scores["scores"].items()} == {"total": 22, "sum": 20, "mine": 2}
+    assert scores["mean_of_benchmarks"]["estimate"] == pytest.approx(
+        np.mean([scores["scores"][name]["accuracy"]["estimate"] for name in ("sum", "mine")])
+    )
+    assert main(["eval", "tiny-1m", "--benchmark", str(sums), "--benchmark", str(sums)]) == 2
+    assert "Name each once" in capsys.readouterr().err
+
+
+def test_overlap_with_the_training_pool_is_flagged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sums, out = own_set(tmp_path / "sums.jsonl", 4), tmp_path / "evaluation"
+    pool = tmp_path / "pool.jsonl"
+    report = {"checked": {"sums": 4}, "cleaned": False, "pools": [{"benchmarks": {"sums": {"ids": ["q3", "q9"]}}}]}
+    pool.with_name("pool.jsonl.overlap.json").write_text(json.dumps(report))
+    flag = "; OVERLAP: 1 of the questions are in the training pool pool.jsonl, 100.0 % without them"
+    with serving(ChatServer(adder)) as server:
+        words = [server.url, "--benchmark", str(sums), "--trained-on", str(pool), "--out", str(out)]
+        assert flag in evaluate(capsys, *words)
+    assert flag in evaluate(capsys, "--rescore", str(out))
+    words = ["tiny-0.3m", "--benchmark", "tiny/sum", "--limit", "4", "--trained-on", str(pool)]
+    assert "; overlap with pool.jsonl not checked" in evaluate(capsys, *words)
+    assert main(["eval", "tiny-0.3m", "--problems", "4", "--trained-on", str(tmp_path / "other.jsonl")]) == 2
+    assert "there is no overlap report" in capsys.readouterr().err
+
+
+def test_a_suite_is_scored_with_its_registered_prompts_and_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = Path(os.environ.get("REASONLAB_DATA") or Path(__file__).parents[2] / "shared" / "bench")
+    if not (shared / "math500.jsonl").is_file():
+        pytest.skip("benchmark data is not here (REASONLAB_DATA)")
+
+    def always_c(prompt: str, attempt: int, body: dict[str, Any]) -> Reply:
+        return completion("\\boxed{C}", 2)
+
+    with serving(ChatServer(always_c)) as server:
+        words = ["eval", server.url, "--suite", "k15", "--data", str(shared), "--limit", "8", "--json"]
+        assert main(words) == 0
+    printed = capsys.readouterr()
+    assert "gpqa_diamond" in printed.err
+    found = json.loads(printed.out)
+    assert found["scores"]["k15"]["questions"] == 8 * 8
+    assert 0 < found["scores"]["gaokao_biology"]["accuracy"]["estimate"] < 1
+    assert found["scores"]["aime24"]["accuracy"]["estimate"] == 0
+    assert found["mean_of_benchmarks"]["estimate"] == pytest.approx(found["scores"]["k15"]["accuracy"]["estimate"])
+    assert any("字母" in body["messages"][0]["content"] for body in server.bodies)
+
+
+# --- any Hugging Face checkpoint ---------------------------------------------------------------------------------
+
+
+def checkpoint(directory: Path, thinking: bool = False) -> Transformer:
+    """A random Llama with a byte-level tokenizer, a chat template, and two tokens that end an answer."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet, "th", "Ġth"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("t", "h"), ("Ġ", "th")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIALS[:5]))
+    tokenizer.add_tokens(list(SPECIALS[5:]))
+    model = small_model(
+        seed=3, scale=0.4, vocab_size=len(vocabulary), bos_id=0, eos_ids=(1, 2), pad_id=None, max_positions=512
+    )
+    in_transformers(model, directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    template = TEMPLATE.replace("{% if thinking %}", "{% if true %}") if thinking else TEMPLATE
+    (directory / "chat_template.jinja").write_text(template)
+    return model
+
+
+@pytest.mark.parity
+def test_a_checkpoint_answers_what_transformers_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    directory, out = tmp_path / "model", tmp_path / "evaluation"
+    checkpoint(directory)
+    sums = own_set(tmp_path / "sums.jsonl", 5)
+    words = [str(directory), "--benchmark", str(sums), "--temperature", "0", "--max-tokens", "40", "--out", str(out)]
+    evaluate(capsys, *words)
+    theirs = AutoModelForCausalLM.from_pretrained(directory).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    ours = ChatTokenizer.load(directory)
+    assert ours.stop_ids == (1, 2)
+    settings = json.loads((out / "settings.json").read_text())
+    assert settings["sampling"]["stop_ids"] == [1, 2]
+    finishes = set()
+    for row in rows_of(out):
+        asked = settings["benchmarks"]["sums"]["template"].replace("{question}", row["question"])
+        messages = [{"role": "user", "content": asked}]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert ours.prompt_ids(asked) == ids
+        assert ids.count(0) == 1, "one beginning, not two"
+        made = theirs.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False, max_new_tokens=40
+        )
+        new = made[0, len(ids) :].tolist()
+        assert row["tokens"] == len(new)
+        finishes.add(row["finish"])
+        assert row["text"] == tokenizer.decode(new[:-1] if new[-1] in (1, 2) else new, skip_special_tokens=False)
+    assert finishes == {"stop", "length"}, "both ends of an answer are met"
+
+
+def test_a_template_that_opens_the_thinking_does_not_hide_that_it_never_closed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, out = tmp_path / "model", tmp_path / "evaluation"
+    checkpoint(directory, thinking=True)
+    words = [str(directory), "--benchmark", str(own_set(tmp_path / "sums.jsonl", 3)), "--max-tokens", "8"]
+    evaluate(capsys, *words, "--out", str(out))
+    assert all(row["text"].startswith("<think>\n") and row["tokens"] <= 8 for row in rows_of(out))
+    switched = ChatTokenizer.load(directory, {"thinking": True}).chat_text("x")
+    assert switched == "<s><|user|>x<|end|>\n<|assistant|><think>\n"
+
+
+def test_a_budget_beyond_the_context_and_options_of_other_models_are_mistakes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, sums = tmp_path / "model", own_set(tmp_path / "sums.jsonl", 3)
+    checkpoint(directory)
+    words = ["eval", str(directory), "--benchmark", str(sums)]
+    for more, said in (
+        (["--max-tokens", "500"], "but the model reads 512 at most. Give --max-tokens"),
+        (["--force", "think"], "--force is for the tiny models"),
+        (["--endpoint-model", "x"], "--endpoint-model is for endpoints"),
+        (["--extraction", "guess"], "there is no extraction 'guess'"),
+        (["--suite", "k16"], "Perhaps you meant 'k15'"),
+    ):
+        assert main([*words, *more]) == 2
+        assert said in capsys.readouterr().err
+    (directory / "tokenizer.json").unlink()
+    assert main(words) == 2
+    assert "has no tokenizer.json" in capsys.readouterr().err
+
+
+def test_chat_templates_run_in_a_sandbox(tmp_path: Path) -> None:
+    from reasonlab.errors import UserError
+
+    checkpoint(tmp_path)
+    for attack in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}"):
+        (tmp_path / "chat_template.jinja").write_text(attack)
+        with pytest.raises(UserError, match="chat template fails"):
+            ChatTokenizer.load(tmp_path).chat_text("x")
+
+
+# --- GGUF --------------------------------------------------------------------------------------------------------
+
+
+def write_gguf(path: Path, model: Transformer, tensors: dict[str, np.ndarray], quantised: bool) -> None:
+    """A Llama in GGUF: its own names, q and k with the rotary pairs interleaved, a GPT-2 style vocabulary."""
+    gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
+    c = model.config
+    tokens = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
+    tokens += [f"<spare{i}>" for i in range(c.vocab_size - len(tokens))]
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(c.max_positions)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.layers)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.heads)
+    writer.add_head_count_kv(c.kv_heads)
+    writer.add_layer_norm_rms_eps(c.norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(c.head_dim)
+    writer.add_vocab_size(c.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
+    writer.add_token_merges(["t h"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template("{{ bos_token }}{% for m in messages %}{{ m.content }}:{% endfor %}")
+    for name, value in tensors.items():
+        if quantised and value.ndim == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quantize(value, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def gguf_tensors(model: Transformer, directory: Path) -> dict[str, np.ndarray]:
+    from safetensors.numpy import load_file
+
+    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    parts = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
+    parts |= {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
+    parts |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    found = {}
+    for name, value in load_file(directory / "model.safetensors").items():
+        words = name.removesuffix(".weight").split(".")
+        heads = {"q_proj": model.config.heads, "k_proj": model.config.kv_heads}.get(words[-1])
+        if heads:
+            value = value.reshape(heads, 2, -1, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
+        known = whole.get(".".join(words))
+        found[f"{known or f'blk.{words[2]}.{parts[words[-1]]}'}.weight"] = np.ascontiguousarray(value)
+    return found
+
+
+@pytest.mark.parametrize("quantised", [False, True], ids=["float32", "q8_0"])
+def test_a_gguf_file_is_converted_once_and_then_a_directory(
+    quantised: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
+    monkeypatch.setenv("REASONLAB_CACHE", str(tmp_path / "cache"))
+    shape = {"vocab_size": 264, "hidden_size": 32, "intermediate_size": 64, "max_positions": 256}
+    model = small_model(tied=False, bos_id=0, eos_ids=(1,), pad_id=None, **shape)
+    in_transformers(model, tmp_path / "original")
+    tensors = gguf_tensors(model, tmp_path / "original")
+    write_gguf(tmp_path / "small.gguf", model, tensors, quantised)
+    sums = own_set(tmp_path / "sums.jsonl", 3)
+    words = [str(tmp_path / "small.gguf"), "--benchmark", str(sums), "--temperature", "0", "--max-tokens", "20"]
+    first = json.loads(evaluate(capsys, *words, "--json"))
+    (converted,) = (tmp_path / "cache" / "gguf").iterdir()
+    loaded = load_model(converted)
+    if quantised:
+        kind = gguf.GGMLQuantizationType.Q8_0
+        expected = gguf.dequantize(gguf.quantize(tensors["token_embd.weight"], kind), kind)
+        assert np.array_equal(loaded.embedding.weight.detach().numpy(), expected)
+    else:
+        theirs = dict(loaded.named_parameters())
+        assert all(torch.equal(parameter, theirs[name]) for name, parameter in model.named_parameters())
+    stamp = (converted / "model.safetensors").stat().st_mtime_ns
+    second = json.loads(evaluate(capsys, *words, "--json"))
+    assert second["scores"] == first["scores"]
+    assert (converted / "model.safetensors").stat().st_mtime_ns == stamp
+    (tmp_path / "other.gguf").write_bytes(b"nonsense")
+    assert main(["eval", str(tmp_path / "other.gguf")]) == 2
+    assert "is not a GGUF file" in capsys.readouterr().err
+
+
+# --- summaries ---------------------------------------------------------------------------------------------------
+
+
+def test_answers_that_never_came_have_no_grade_no_length_and_are_not_truncated() -> None:
+    def answer(problem: str, verdict: str, tokens: int, finish: str) -> Answer:
+        return Answer(problem, "f", 0, "?", "1", 0, verdict, None, tokens, finish, "")
+
+    summary = summarise([answer("a", "correct", 10, "length"), answer("b", "error", 0, "error")])
+    assert summary.accuracy.estimate == 1
+    assert summary.tokens.estimate == 10
+    assert summary.truncated == 1
+    assert (summary.questions, summary.ungraded, summary.failed) == (2, 1, 1)
+    nothing = summarise([answer("b", "error", 0, "error")])
+    assert "nan" in nothing.sentence("x", 1, 5)
+    assert "unknown tokens/answer" in nothing.sentence("x", 1, 5)
+
+
+def test_the_mean_of_benchmarks_narrows_with_their_number() -> None:
+    one = Interval(0.5, 0.4, 0.7)
+    both = mean_of([one, one])
+    assert both.estimate == 0.5
+    assert (0.5 - both.low, both.high - 0.5) == pytest.approx((0.1 / 2**0.5, 0.2 / 2**0.5))
