@@ -16,7 +16,10 @@ from reasonlab.errors import UserError
 COMMANDS = {
     "demo": "watch a tiny model learn to think by RL, in minutes on a laptop; figure and summary at the end",
     "train": "run a recipe, continue an interrupted run, or check a recipe with --dry-run",
-    "eval": "score a model on the tiny world, with intervals",
+    "eval": "score a model, a GGUF file or an endpoint on benchmarks, with intervals",
+    "grade": "grade predictions in a JSONL file against their golds",
+    "compare": "compare two runs or answer files, paired by problem: difference, interval, flips",
+    "data": "list the benchmarks, and check training pools for overlap with them",
     "figures": "draw a run's accuracy and length against iteration again",
     "bench": "measure the engine, and check its logprobs against the learner's",
 }
@@ -51,7 +54,16 @@ def _help() -> str:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    commands = {"demo": _demo, "train": _train, "eval": _eval, "figures": _figures, "bench": _bench}
+    commands = {
+        "demo": _demo,
+        "train": _train,
+        "eval": _eval,
+        "grade": _grade,
+        "compare": _compare,
+        "data": _data,
+        "figures": _figures,
+        "bench": _bench,
+    }
     if name not in commands:
         import difflib
 
@@ -113,26 +125,70 @@ def _train(words: list[str]) -> int:
 
 
 def _eval(words: list[str]) -> int:
-    parser = _parser("eval", "reasonlab eval tiny-1m --suite tiny --k 4")
-    parser.add_argument("model", help="a bundled model's name or a checkpoint directory")
-    parser.add_argument("--suite", default="tiny", choices=["tiny"], help="what to score on")
-    parser.add_argument("--split", default="validation", choices=["validation", "test", "harder"])
-    parser.add_argument("--problems", type=int, default=480, metavar="N")
-    parser.add_argument("--levels", default="", help="levels, comma-separated (default: 2,3,4,5, or 6,7 for harder)")
-    parser.add_argument("--k", type=int, default=1, help="answers to each problem")
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--max-tokens", type=int, default=160)
-    parser.add_argument(
-        "--force", choices=["", "think"], default="", help="think: force the worked style (the control)"
+    example = "reasonlab eval tiny-1m --suite tiny --k 4"
+    more = "\n         reasonlab eval http://localhost:8000/v1 --suite mel5 --data ~/sets --k 8 --out evals/served"
+    parser = _parser("eval", example, epilog=more)
+    model_help = (
+        "a bundled model's name, a checkpoint directory, a GGUF file, or an endpoint's URL (http://host:port/v1)"
     )
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path, help="write every answer to this .jsonl file")
-    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+    parser.add_argument("model", nargs="?", help=model_help)
+    what = parser.add_argument_group("what is asked")
+    what.add_argument("--suite", help="a suite (tiny, k15, acemath7, mel5, reasonflux4, FILE.toml:NAME); default: tiny")
+    what.add_argument("--benchmark", action="append", metavar="NAME", help="a set, or your .jsonl file; repeatable")
+    what.add_argument("--data", metavar="DIR", help="directory with the benchmarks, or hub (default: $REASONLAB_DATA)")
+    what.add_argument("--limit", type=int, metavar="N", help="ask at most N problems of each benchmark")
+    what.add_argument("--split", default="validation", choices=["validation", "test", "harder"], help="suite tiny only")
+    what.add_argument("--problems", type=int, default=480, metavar="N", help="suite tiny only")
+    what.add_argument("--levels", default="", help="suite tiny only, comma-separated (default: 2,3,4,5; harder: 6,7)")
+    what.add_argument("--trained-on", type=Path, metavar="POOL", help="flag benchmarks in POOL's overlap report")
+    how = parser.add_argument_group("how answers are sampled and read")
+    how.add_argument("--k", type=int, default=1, help="answers to each problem")
+    how.add_argument("--temperature", type=float, help="default: 1 for the tiny models, else 0.6")
+    how.add_argument("--top-p", type=float, help="default: 1 for the tiny models, else 0.95")
+    how.add_argument("--max-tokens", type=int, help="default: 160 for the tiny models, else 4096")
+    how.add_argument("--force", choices=["", "think"], default="", help="think: force the tiny models' worked style")
+    how.add_argument("--template-arg", action="append", metavar="NAME=VALUE", help="for the chat template; repeatable")
+    how.add_argument("--extraction", default="", metavar="POLICY", help="boxed, tag, hash, marker, explicit or free")
+    where = parser.add_argument_group("where it runs")
+    where.add_argument("--threads", type=int, default=2)
+    where.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    where.add_argument("--endpoint-model", metavar="NAME", help="which model of the endpoint")
+    where.add_argument("--api-key-env", default="OPENAI_API_KEY", metavar="VARIABLE", help="holds the endpoint's key")
+    where.add_argument("--concurrency", type=int, default=16, help="requests under way at the same time")
+    where.add_argument("--retries", type=int, default=5, help="further attempts for each answer")
+    where.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="for each request")
+    result = parser.add_argument_group("what comes out")
+    result.add_argument("--out", type=Path, help="directory to record in, and to continue; or a FILE.jsonl for answers")
+    result.add_argument("--rescore", type=Path, metavar="DIR", help="grade the answers of DIR again, asking nothing")
+    result.add_argument("--json", action="store_true", help="print the scores as JSON")
     arguments = parser.parse_args(words)
     from reasonlab.evaluate.command import evaluate_model
 
     return evaluate_model(arguments)
+
+
+def _grade(words: list[str]) -> int:
+    parser = _parser("grade", "reasonlab grade answers.jsonl --out graded.jsonl")
+    parser.add_argument("file", type=Path, help="rows with prediction, gold and optional kind, benchmark")
+    parser.add_argument("--out", type=Path, help="write the graded rows here (default: standard output)")
+    parser.add_argument("--policy", default="", help="boxed, tag, hash, marker, explicit or free")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    arguments = parser.parse_args(words)
+    from reasonlab.grading.command import run
+
+    return run(arguments)
+
+
+def _compare(words: list[str]) -> int:
+    from reasonlab.evaluate.compare_command import run
+
+    return run(words)
+
+
+def _data(words: list[str]) -> int:
+    from reasonlab.problems.data_command import run
+
+    return run(words)
 
 
 def _figures(words: list[str]) -> int:

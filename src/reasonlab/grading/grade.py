@@ -19,6 +19,7 @@ class Grade:
     verdict: Verdict
     extracted: str | None
     rule: str
+    seconds: float = 0.0
 
 
 def extract_answer(text: str) -> str | None:

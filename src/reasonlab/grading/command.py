@@ -1,0 +1,129 @@
+"""`reasonlab grade FILE.jsonl`: grade predictions, row by row; the rows come back with their verdicts, in order."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+from reasonlab.errors import UserError
+from reasonlab.grading.extract import Policy
+from reasonlab.grading.grade import Grade
+from reasonlab.grading.pool import shared_pool
+from reasonlab.grading.verifier import Kind, grade_text
+
+# Rows handed to the threads at a time: enough to keep the workers busy, few enough for any file to fit in memory.
+CHUNK = 2048
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`arguments` has `file`, `out` (a path or None), `policy` (perhaps empty) and `json` (bool)."""
+    source = Path(arguments.file)
+    if not source.is_file():
+        raise UserError(f"there is no file {source}", "Give a .jsonl file with prediction and gold in every row")
+    policy = _policy(getattr(arguments, "policy", ""))
+    counts: Counter[str] = Counter()
+    rules: Counter[str] = Counter()
+    with source.open("rb") as lines:
+        if arguments.out:
+            target = Path(arguments.out)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part = target.with_name(target.name + ".part")  # whole or absent, as every file of ours
+            with part.open("w") as sink:
+                _grade_all(lines, sink, policy, counts, rules)
+            part.replace(target)
+        else:
+            _grade_all(lines, sys.stdout, policy, counts, rules)
+    _summary(counts, rules, bool(arguments.json))
+    return 0
+
+
+def _policy(name: str) -> Policy | None:
+    try:
+        return Policy(name) if name else None
+    except ValueError:
+        raise UserError(f"there is no policy {name!r}", "Choose one of " + ", ".join(Policy)) from None
+
+
+def _policy_of_benchmark(name: Any) -> Policy:
+    """The marks a benchmark's prompt asks for; text from elsewhere is read freely."""
+    if not isinstance(name, str):
+        return Policy.FREE
+    from reasonlab.problems.registry import benchmarks
+
+    entry = benchmarks().get(name)
+    return Policy(entry.extraction) if entry else Policy.FREE
+
+
+def grade_row(row: Any, policy: Policy | None = None) -> dict[str, Any]:
+    """One row with its verdict; a row that cannot be graded is an `error` row. No policy: its benchmark's."""
+    kept = dict(row) if isinstance(row, dict) else {"row": row}
+    try:
+        grade = _grade(kept, policy)
+    except Exception as error:  # one bad row must not cost the others their verdicts
+        grade = Grade("error", None, f"{type(error).__name__}: {error}"[:200])
+    return {
+        **kept,
+        "verdict": grade.verdict,
+        "extracted": grade.extracted,
+        "rule": grade.rule,
+        "seconds": round(grade.seconds, 6),
+    }
+
+
+def _grade(row: dict[str, Any], policy: Policy | None) -> Grade:
+    prediction, gold = row.get("prediction"), row.get("gold")
+    kind: Kind = row.get("kind") or "text"
+    if not isinstance(prediction, str):
+        return Grade("error", None, "the row has no text `prediction`")
+    if isinstance(gold, int | float) and not isinstance(gold, bool):
+        gold = str(gold)
+    if not isinstance(gold, str):
+        return Grade("error", None, "the row has no text `gold`")
+    if kind not in ("text", "answer"):
+        return Grade("error", None, f"kind {kind!r} is neither text nor answer")
+    return grade_text(prediction, gold, policy or _policy_of_benchmark(row.get("benchmark")), kind)
+
+
+def _grade_all(
+    lines: IO[bytes], sink: IO[str], policy: Policy | None, counts: Counter[str], rules: Counter[str]
+) -> None:
+    with ThreadPoolExecutor(shared_pool().size) as threads:
+        for chunk in _chunks(lines):
+            for row in threads.map(lambda line: grade_row(_parsed(line), policy), chunk):
+                counts[row["verdict"]] += 1
+                rules[row["rule"]] += 1
+                sink.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _chunks(lines: IO[bytes]) -> Iterator[list[bytes]]:
+    chunk: list[bytes] = []
+    for line in lines:
+        if line.strip():
+            chunk.append(line)
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return {"row": line.decode(errors="replace").rstrip("\n")}
+
+
+def _summary(counts: Counter[str], rules: Counter[str], as_json: bool) -> None:
+    total = sum(counts.values())
+    shown = {verdict: counts[verdict] for verdict in ("correct", "wrong", "error", "timeout")}
+    if as_json:
+        print(json.dumps({"rows": total, **shown, "rules": dict(rules.most_common())}), file=sys.stderr)
+        return
+    print(f"{total} rows: " + ", ".join(f"{number} {verdict}" for verdict, number in shown.items()), file=sys.stderr)
