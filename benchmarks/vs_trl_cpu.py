@@ -21,13 +21,14 @@ times stands beside it. Our loop leaves examples without advantage out of an upd
 computes them. "all examples" is our step without that saving, measured on the same rollouts.
 
 Each side runs in its own process. The steps alternate between them, so that a busy machine disturbs both, and a
-ratio is the median of those of neighbouring steps (in brackets: lowest and highest). With `--threads n` TRL gets
+ratio is the median of those of neighbouring steps (in brackets: lowest and highest); what other processes used of the
+machine meanwhile is measured, and said if it matters. With `--threads n` TRL gets
 `torch.set_num_threads(n)`, reasonlab n workers with single-threaded arithmetic. Memory is the highest resident set of
 the process, and how far that lies above the resident set after libraries, model and trainer were loaded.
 
-The floor is the arithmetic that the step needs, without padding and with each prompt prefilled once: 2 operations for
-each weight and token, attention over the real context, three times that for the update, divided by n times the
-measured rate of one core in a large fp32 product. "reached" is the floor over the step's time.
+The floor is the arithmetic that the step needs, without padding and with the prompt of a group computed once for all
+its samples: 2 operations for each weight and token, attention over the real context, three times that for the update,
+divided by n times the measured rate of one core in a large fp32 product. "reached" is the floor over the step's time.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ LEVELS = (2, 3, 4, 5)
 LEARNING_RATE = 1e-6
 BETAS, CLIP_NORM = (0.9, 0.95), 1.0
 WARMUP_STEPS = 1
+BUSY = 0.2  # cores used by others that disturb a measurement
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class Step:
     memory_before_mib: float
     memory_peak_mib: float
     update_all_s: float  # with the examples that have no advantage
+    busy_elsewhere: float = 0.0  # cores that other processes used meanwhile
 
     @property
     def seconds(self) -> float:
@@ -161,11 +164,10 @@ def step_flops(
 
     total = 0.0
     for prompt, group, kept in zip(prompts, responses, updated, strict=True):
-        total += forward(0, prompt - 1)
+        total += forward(0, prompt) * (1 + 3 * any(kept))
         for response, in_update in zip(group, kept, strict=True):
             end = prompt + response - 1  # nobody asks what follows the last token
-            total += forward(prompt - 1, end) + 2 * head * response
-            total += in_update * 3 * (forward(0, end) + 2 * head * response)
+            total += (forward(prompt, end) + 2 * head * response) * (1 + 3 * in_update)
     return total
 
 
@@ -364,25 +366,44 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
+class Side:
+    """The process of one side."""
+
+    def __init__(self, name: str, setting: Setting) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name = name
+        self.connection, theirs = context.Pipe()
+        process = context.Process(target=SIDES[name], args=(setting, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self.process = psutil.Process(process.pid)
+
+    def step(self) -> Step:
+        start, busy, own = time.perf_counter(), cpu_seconds(psutil.cpu_times()), cpu_seconds(self.process.cpu_times())
+        self.connection.send("go")
+        try:
+            step: Step = self.connection.recv()
+        except EOFError:
+            sys.exit(f"error: the {self.name} side ended early; its traceback is above")
+        busy, own = cpu_seconds(psutil.cpu_times()) - busy, cpu_seconds(self.process.cpu_times()) - own
+        step.busy_elsewhere = max(0.0, busy - own) / (time.perf_counter() - start)
+        return step
+
+
+def cpu_seconds(times: Any) -> float:
+    return float(times.user + times.system)
+
+
 SIDES = {"trl": run_trl, "reasonlab": run_ours}
 
 
 def measure(setting: Setting) -> dict[str, list[Step]]:
     """Both sides take the steps in turn, each time in the other order; the first step is warm-up."""
-    context = multiprocessing.get_context("spawn")
-    ends: dict[str, Connection] = {}
-    for name, run in SIDES.items():
-        ends[name], theirs = context.Pipe()
-        context.Process(target=run, args=(setting, theirs), daemon=True).start()
-        theirs.close()
+    sides = [Side(name, setting) for name in SIDES]
     steps: dict[str, list[Step]] = {name: [] for name in SIDES}
     for number in range(setting.steps):
-        for name in sorted(SIDES, reverse=number % 2 == 0):
-            ends[name].send("go")
-            try:
-                steps[name].append(ends[name].recv())
-            except EOFError:
-                sys.exit(f"error: the {name} side ended early; its traceback is above")
+        for side in sides if number % 2 else sides[::-1]:
+            steps[side.name].append(side.step())
     return {name: each[WARMUP_STEPS:] for name, each in steps.items()}
 
 
@@ -432,6 +453,12 @@ def report(setting: Setting, steps: dict[str, list[Step]], flops_per_s: float) -
         lighter = sides["reasonlab"]["growth_mib"] <= sides["trl"]["growth_mib"]
         print(f"  target {case.target} times: {'met' if reached >= case.target else 'MISSED'}; ", end="")
         print(f"memory no higher: {'met' if lighter else 'MISSED'}")
+    busy = median(step.busy_elsewhere for each in steps.values() for step in each)
+    if busy > BUSY:
+        print(
+            f"  note: other processes used {busy:.1f} cores meanwhile. With several threads that slows TRL more, whose"
+        )
+        print("  threads wait for each other inside every operation: the ratios are too high")
     return {
         "case": asdict(case),
         "sides": sides,
@@ -466,14 +493,10 @@ def main() -> None:
     parser.add_argument("--model", default="tiny-1m", help="a bundled model or a checkpoint directory")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--samples", type=int, default=8, help="of each prompt")
-    parser.add_argument("--repetitions", type=int, default=7, help="measured steps of each case and side")
+    parser.add_argument("--repetitions", type=int, default=5, help="measured steps of each case and side")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was measured")
     options = parser.parse_args()
 
-    busy = psutil.cpu_percent(interval=1) / 100 * os.cpu_count()
-    if busy > 0.2:
-        print(f"note: other processes keep {busy:.1f} of {os.cpu_count()} cores busy. With more than one thread that")
-        print("slows TRL more than reasonlab, whose threads do not wait for each other: the ratios are too high.")
     rate = matmul_rate()
     print(f"{options.model}, {options.prompts} prompts x {options.samples} samples, GRPO with one update")
     print(f"medians of {options.repetitions} steps; threads: {options.threads}; torch {torch.__version__}")
