@@ -1,4 +1,4 @@
-"""`reasonlab data`: what benchmarks there are, and whether a training pool contains any of them."""
+"""`reasonlab data`: what benchmarks there are, whether a training pool contains any of them, and what to train on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from reasonlab.problems import curate_command
 from reasonlab.problems.registry import Benchmark, benchmarks
 from reasonlab.problems.sources import DATA_VARIABLE, ChecksumWarning, local_file
 from reasonlab.problems.suites import SUITES
@@ -21,20 +22,23 @@ _EXAMPLES = """example: reasonlab data list
 
 more:
   reasonlab data list --data ~/benchmarks
-  reasonlab data check dapo_math_17k --data ~/benchmarks --against mel5 --clean clean/dapo.jsonl.gz"""
+  reasonlab data check dapo_math_17k --data ~/benchmarks --against mel5 --clean clean/dapo.jsonl.gz
+  reasonlab data curate tiny --model tiny-1m --out curated.jsonl"""
 
 
 def run(words: list[str]) -> int:
     """Entry point of the command."""
     arguments = _parser().parse_args(words)
     with _warnings_in_one_line():
+        if arguments.what == "curate":
+            return curate_command.run(arguments, words)
         return _list(arguments) if arguments.what == "list" else _check(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = argparse.ArgumentParser(prog="reasonlab data", description=__doc__, epilog=_EXAMPLES, **shape)
-    parts = parser.add_subparsers(dest="what", required=True, metavar="list|check")
+    parts = parser.add_subparsers(dest="what", required=True, metavar="list|check|curate")
     listing = parts.add_parser(
         "list",
         description="Every benchmark and training set: size, whether its data is here, answers, licence.",
@@ -57,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="OUT",
         help=f"write the rows without overlap to this .jsonl or .jsonl.gz file, and the report to OUT{REPORT_SUFFIX}",
     )
+    curate = parts.add_parser("curate", description=curate_command.DESCRIPTION, epilog=curate_command.EXAMPLES, **shape)
+    curate_command.add_arguments(curate)
     for part in (listing, check):
         part.add_argument("--data", help=f"directory with the files, or hub (default: ${DATA_VARIABLE})")
         part.add_argument("--json", action="store_true", help="print JSON")
