@@ -1,0 +1,18 @@
+"""The published numbers that stand beside ours; `source` in their file says where they are from."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+KIMI = "Kimi k1.5 report, arXiv 2501.12599"
+KIMI_NOTE = f"{KIMI}; read off its figures, one run each, no intervals given"
+
+
+@cache
+def kimi_k15() -> dict[str, Any]:
+    """Figures 5 to 10 of the Kimi k1.5 report."""
+    content: dict[str, Any] = json.loads(files("reasonlab.studies").joinpath("published", "kimi_k15.json").read_bytes())
+    return content

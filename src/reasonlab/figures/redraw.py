@@ -1,0 +1,62 @@
+"""Draw again what a directory holds: the figures of a study from its tables, or that of a run from its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from reasonlab.errors import UserError
+from reasonlab.figures.ablations import draw_ablations
+from reasonlab.figures.accuracy_length import draw_accuracy_length
+from reasonlab.figures.dynamics import draw_dynamics
+from reasonlab.figures.long2short import draw_long2short
+from reasonlab.figures.study_dynamics import draw_published_dynamics, draw_study_dynamics
+from reasonlab.figures.tables import (
+    ARMS,
+    PANELS,
+    SLOPES,
+    VERDICTS,
+    ArmRow,
+    PanelRow,
+    Record,
+    SlopeRow,
+    read_record,
+    read_table,
+)
+
+
+def redraw(directory: Path, out: Path) -> list[Path]:
+    """Draw the figures of a study or of a run into `out`, and say which files were written."""
+    if (directory / VERDICTS).exists():
+        record = read_record(directory / VERDICTS)
+        if record.study not in _STUDIES:
+            known = " and ".join(_STUDIES)
+            raise UserError(
+                f"no figures are known for the study {record.study!r} in {directory}", f"They are for {known}"
+            )
+        return _STUDIES[record.study](directory, record, out)
+    if (directory / "run.json").exists():
+        files = draw_dynamics(directory, out)
+        return [files.png, files.svg, files.csv]
+    raise UserError(f"{directory} is neither a study nor a run", f"Name a directory that holds {VERDICTS} or run.json")
+
+
+def _k15_dynamics(directory: Path, record: Record, out: Path) -> list[Path]:
+    panels = read_table(directory / PANELS, PanelRow)
+    slopes = read_table(directory / SLOPES, SlopeRow)
+    return [
+        *draw_study_dynamics(panels, record, out),
+        *draw_published_dynamics(out),
+        *draw_accuracy_length(panels, slopes, record, out),
+        *draw_ablations(panels, record, out),
+    ]
+
+
+def _long2short(directory: Path, record: Record, out: Path) -> list[Path]:
+    return draw_long2short(read_table(directory / ARMS, ArmRow), record, out)
+
+
+_STUDIES: dict[str, Callable[[Path, Record, Path], list[Path]]] = {
+    "k15-dynamics": _k15_dynamics,
+    "long2short": _long2short,
+}

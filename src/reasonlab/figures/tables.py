@@ -1,0 +1,245 @@
+"""The small tables a study keeps beside its figures: typed rows in, typed rows out, and errors that name the line.
+
+A figure of a study is drawn from these files alone, so it can be drawn again without the runs. The columns of a table
+are the fields of its row, in their order. Accuracies are fractions of 1. An empty cell is a number that does not exist,
+such as the interval of a slope through two points, and reads as nan.
+
+    panels.csv    PanelRow   accuracy and length of an arm on a panel at an iteration
+    slopes.csv    SlopeRow   accuracy regressed on length over the checkpoints of an arm
+    arms.csv      ArmRow     accuracy and length of a finished model on a panel, with their covariance
+    verdicts.json Record     which study this is, and how it was measured
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+from reasonlab.errors import UserError
+from reasonlab.evaluate.control import Split
+from reasonlab.evaluate.statistics import Interval
+from reasonlab.runs.files import write_aside
+
+PANELS, SLOPES, ARMS, VERDICTS = "panels.csv", "slopes.csv", "arms.csv", "verdicts.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PanelRow:
+    """One panel of one arm at one iteration, with 95 % intervals of both means and the 5 % and 95 % quantiles of the
+    lengths of single answers."""
+
+    KEY: ClassVar[tuple[str, ...]] = ("arm", "panel", "iteration")  # what tells rows apart
+
+    arm: str
+    panel: str
+    iteration: int
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+    tokens: float
+    tokens_low: float
+    tokens_high: float
+    tokens_p05: float
+    tokens_p95: float
+    questions: int
+    samples: int
+    seeds: int
+
+    def __post_init__(self) -> None:
+        _check_scores(self)
+        _check_order("tokens_p05, tokens_p95", self.tokens_p05, self.tokens_p95)
+
+
+@dataclass(frozen=True, slots=True)
+class SlopeRow:
+    """Accuracy gained per token of mean length, over the checkpoints of an arm: a least-squares slope.
+
+    `against` says whose length is regressed on: the panel's own, or the total's (as in Figure 6 of Kimi k1.5).
+    """
+
+    KEY: ClassVar[tuple[str, ...]] = ("arm", "panel", "against")
+
+    arm: str
+    panel: str
+    slope: float
+    slope_low: float
+    slope_high: float
+    correlation: float
+    against: str = "own"
+
+    def __post_init__(self) -> None:
+        _check_order("slope_low, slope, slope_high", self.slope_low, self.slope, self.slope_high)
+        if self.against not in ("own", "total"):
+            raise ValueError(f"against is {self.against!r}, not own or total")
+        if abs(self.correlation) > 1 + 1e-9:
+            raise ValueError(f"correlation {self.correlation:g} is outside [-1, 1]")
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRow:
+    """A finished model on a panel: the means of accuracy and length, their intervals, and their joint covariance."""
+
+    KEY: ClassVar[tuple[str, ...]] = ("panel", "arm")
+
+    panel: str
+    arm: str
+    label: str
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+    tokens: float
+    tokens_low: float
+    tokens_high: float
+    var_accuracy: float
+    var_tokens: float
+    cov: float
+    questions: int
+    samples: int
+    seeds: int
+
+    def __post_init__(self) -> None:
+        _check_scores(self)
+        if not all(map(math.isfinite, (self.accuracy, self.tokens, self.var_accuracy, self.var_tokens, self.cov))):
+            raise ValueError("accuracy, tokens, their variances and cov must be numbers")
+        if min(self.var_accuracy, self.var_tokens) < 0:
+            raise ValueError("a variance is below zero")
+        if self.cov**2 > self.var_accuracy * self.var_tokens * (1 + 1e-6) + 1e-18:
+            raise ValueError("the covariance is larger than the two variances allow")
+
+
+def _check_scores(row: PanelRow | ArmRow) -> None:
+    """Comparisons with nan are never true, so numbers that do not exist pass here."""
+    if row.accuracy < 0 or row.accuracy > 1:
+        raise ValueError(f"accuracy {row.accuracy:g} is not a fraction of 1")
+    if row.tokens < 0 or math.isinf(row.tokens):
+        raise ValueError(f"tokens {row.tokens:g} is not a length")
+    if min(row.questions, row.samples, row.seeds) < 1:
+        raise ValueError("questions, samples and seeds are at least 1")
+    _check_order("accuracy_low, accuracy, accuracy_high", row.accuracy_low, row.accuracy, row.accuracy_high)
+    _check_order("tokens_low, tokens, tokens_high", row.tokens_low, row.tokens, row.tokens_high)
+
+
+def _check_order(names: str, *values: float) -> None:
+    """Increasing, up to rounding."""
+    if any(a > b + 1e-9 * max(1.0, abs(a)) for a, b in pairwise(values)):
+        raise ValueError(f"{names} are not in increasing order")
+
+
+Kind = TypeVar("Kind", PanelRow, SlopeRow, ArmRow)
+
+
+def columns(kind: type[PanelRow] | type[SlopeRow] | type[ArmRow]) -> tuple[str, ...]:
+    return tuple(column.name for column in fields(kind))
+
+
+def write_table(path: Path, kind: type[Kind], rows: Iterable[Kind]) -> None:
+    """Write rows with a header; numbers keep all their digits, so that reading gives back the same rows."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = columns(kind)
+    writer.writerow(names)
+    for row in rows:
+        values = (getattr(row, name) for name in names)
+        writer.writerow(["" if isinstance(value, float) and math.isnan(value) else value for value in values])
+    write_aside(path, text.getvalue().encode())
+
+
+def read_table(path: Path, kind: type[Kind]) -> list[Kind]:
+    """The rows of a table; last columns that have a default may be absent."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"cannot read the table {path} ({error.strerror})", "Run the study that writes it") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a table: it is no UTF-8 text", _REMEDY) from error
+    reader = csv.reader(io.StringIO(text))
+    try:
+        header = tuple(next(reader, ()))
+        _check_header(path, header, kind)
+        rows: dict[tuple[Any, ...], Kind] = {}
+        for cells in reader:
+            if not cells:
+                continue
+            row = _parse(kind, header, cells)
+            key = tuple(getattr(row, name) for name in kind.KEY)
+            if key in rows:
+                raise ValueError(f"a second row of {', '.join(map(str, key))}")
+            rows[key] = row
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{path}, line {reader.line_num}: {error}", _REMEDY) from error
+    if not rows:
+        raise UserError(f"{path} has no rows", _REMEDY)
+    return list(rows.values())
+
+
+_REMEDY = "Restore the file, or run its study again"
+
+
+def _check_header(path: Path, header: tuple[str, ...], kind: type[Kind]) -> None:
+    names = columns(kind)
+    needed = tuple(column.name for column in fields(kind) if column.default is MISSING)
+    if header[: len(needed)] != needed or header != names[: len(header)]:
+        raise UserError(f"{path}, line 1: the columns are not {','.join(names)}", _REMEDY)
+
+
+def _parse(kind: type[Kind], header: tuple[str, ...], cells: list[str]) -> Kind:
+    if len(cells) != len(header):
+        raise ValueError(f"{len(cells)} cells instead of {len(header)}")
+    types = get_type_hints(kind)
+    return kind(**{name: _value(name, cell, types[name]) for name, cell in zip(header, cells, strict=True)})
+
+
+def _value(name: str, cell: str, kind: type) -> Any:
+    if kind is str:
+        if not cell:
+            raise ValueError(f"{name} is empty")
+        return cell
+    try:
+        return int(cell) if kind is int else float(cell or math.nan)
+    except ValueError:
+        raise ValueError(f"{name} is {cell!r}, not a {'whole ' * (kind is int)}number") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the figures need of verdicts.json.
+
+    `protocol` holds words and numbers for the captions: model, other_model, iterations, temperature, max_tokens, split,
+    curriculum_switch; any of them may be absent. `gain` is absent where the control was not measured.
+    """
+
+    study: str
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    gain: Split | None = None
+
+
+def read_record(path: Path) -> Record:
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror})", "Run the study that writes it") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}", _REMEDY) from error
+    try:
+        protocol = {name: value for name, value in (content.get("protocol") or {}).items() if value is not None}
+        for name in ("temperature", "max_tokens", "curriculum_switch"):
+            if not isinstance(protocol.get(name, 0), int | float):
+                raise TypeError(f"{name} is {protocol[name]!r}, not a number")
+        split = content.get("gain_split")
+        return Record(str(content["study"]), protocol, split and _gain_split(split))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{path} is not the record of a study: {what}", _REMEDY) from error
+
+
+def _gain_split(split: Mapping[str, Any]) -> Split:
+    """{"before": 0, "after": 40, "gain": [estimate, low, high], "style": […], "skill": […]}"""
+    gain, style, skill = (Interval(*map(float, split[name])) for name in ("gain", "style", "skill"))
+    return Split(int(split["before"]), int(split["after"]), gain, style, skill)
