@@ -17,7 +17,7 @@ from torch import Tensor
 from reasonlab.model.attention import PackedCausal
 from reasonlab.model.transformer import Transformer
 from reasonlab.rollout.sampling import sample_tokens
-from reasonlab.rollout.types import Sampling
+from reasonlab.rollout.types import Rollout, Sampling
 
 RUNNING, STOPPED, FULL = 0, 1, 2
 
@@ -41,7 +41,7 @@ class Decoder:
         self.positions = state(torch.int64)  # its position
         self.seeds = state(torch.int64)
         self.counts = state(torch.int64)  # tokens generated so far
-        self.limits = state(torch.int64)
+        self.limits = state(torch.int64)  # and where this call ends
         self.finish = state(torch.int64)
         # One spare column: a row that is done but not yet taken away writes there and spoils nothing.
         self.ids = state(torch.int64, sampling.max_tokens + 1)
@@ -52,11 +52,11 @@ class Decoder:
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self.finish.fill_(FULL)  # empty rows are not running
 
-    # --- prompts -----------------------------------------------------------------------------------------------
+    # --- contexts ----------------------------------------------------------------------------------------------
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Keys and values of all prompt tokens but the last of each prompt: [layers, tokens, kv_heads, d] each."""
-        bodies = [list(prompt[:-1]) for prompt in prompts if len(prompt) > 1]
+    def prefill(self, contexts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens but the last of each context: [layers, tokens, kv_heads, d] each."""
+        bodies = [list(context[:-1]) for context in contexts if len(context) > 1]
         capture = _CapturingAttention([len(body) for body in bodies], self.device)
         flat = torch.tensor([token for body in bodies for token in body], device=self.device)
         self.model(flat, capture.packed.positions, capture)
@@ -65,22 +65,32 @@ class Decoder:
     def admit(
         self,
         rows: Sequence[int],
-        prompt: Sequence[int],
+        context: Sequence[int],
         seeds: Sequence[int],
         keys: Tensor | None,
         values: Tensor | None,
+        started: Rollout | None = None,
     ) -> None:
-        """Start one sample of the prompt in each given row. The last prompt token is fed by the first step."""
+        """Start one sample in each given row. The context's last token is fed by the first step.
+
+        The context is the prompt, followed by the tokens of `started` if it is a rollout that goes on. Those tokens
+        take their places in the row, so that from here on it is as if they had just been sampled.
+        """
         where = torch.tensor(rows, device=self.device)
-        body = len(prompt) - 1
+        body = len(context) - 1
+        made = 0 if started is None else len(started.ids)
         if keys is not None and values is not None:
             self.keys_cache[:, where, :, :body] = keys.transpose(1, 2)[:, None]
             self.values_cache[:, where, :, :body] = values.transpose(1, 2)[:, None]
-        self.tokens[where] = int(prompt[-1])
+        if started is not None:
+            self.ids[where, :made] = torch.tensor(started.ids, dtype=torch.int64, device=self.device)
+            self.logprobs[where, :made] = torch.tensor(started.logprobs, device=self.device)
+        self.tokens[where] = int(context[-1])
         self.positions[where] = body
         self.seeds[where] = torch.tensor(seeds, dtype=torch.int64, device=self.device)
-        self.counts[where] = 0
-        self.limits[where] = self.sampling.max_tokens
+        self.counts[where] = made
+        segment = self.sampling.segment_tokens or self.sampling.max_tokens
+        self.limits[where] = min(made + segment, self.sampling.max_tokens)
         self.finish[where] = RUNNING
 
     def move(self, source: int, target: int, length: int) -> None:

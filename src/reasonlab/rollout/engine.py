@@ -1,13 +1,14 @@
 """Continuous batching: a queue of samples, a fixed number of rows, and a row is given on as soon as it is free.
 
-Every prompt is prefilled once for all samples of its group. On the CPU several threads, each with its own rows and
+Every prompt is prefilled once for all samples of its group that begin; a rollout that goes on is prefilled together
+with the tokens it has. On the CPU several threads, each with its own rows and
 single-threaded arithmetic, share the work; that scales better for small models than splitting each tiny product.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ from reasonlab.rollout.types import Finish, Request, Rollout, Sampling
 
 PREFILL_TOKENS = 8192
 REPETITION_INTERVAL = 16
-CUDA_CHECK_INTERVAL = 8  # decoding steps between two looks at which rows are done: each look waits for the device
+CHECK_INTERVAL = {"cpu": 1, "cuda": 8}  # steps between two looks at which rows are done: each waits for the device
 
 
 @dataclass(slots=True)
@@ -31,7 +32,18 @@ class _Sample:
 
     request: int
     sample: int
+    started: Rollout | None = None  # what it had when this call began
     checked: int = 0  # tokens already searched for stop strings and repetition
+
+
+@dataclass(slots=True)
+class _Context:
+    """Tokens to go on from and the samples that do: those of a request that begin, or one rollout that goes on."""
+
+    request: int
+    samples: list[int]
+    tokens: list[int]
+    started: Rollout | None = None
 
 
 class Engine:
@@ -56,10 +68,13 @@ class Engine:
         sampling: Sampling,
         progress: Callable[[int], None] | None = None,
     ) -> list[list[Rollout]]:
-        """All samples of all requests, in order. `progress` is called with the number of rollouts just finished."""
+        """All samples of all requests, in order. `progress` is called with the number of rollouts just finished.
+
+        Rollouts are whole: what was started comes first, with the logprobs and versions it was sampled with.
+        """
         if sampling.stop_strings and self.decode_text is None:
             raise ValueError("stop strings need an engine that was given `decode_text`")
-        results: list[list[Rollout | None]] = [[None] * len(request.keys) for request in requests]
+        results = [[_finished_before(rollout) for rollout in _started(request, sampling)] for request in requests]
         shares = [range(worker, len(requests), self.workers) for worker in range(self.workers)]
 
         def work(worker: int) -> None:
@@ -82,15 +97,16 @@ class Engine:
         results: list[list[Rollout | None]],
         progress: Callable[[int], None] | None,
     ) -> None:
-        if not share:
+        contexts = [context for i in share for context in _contexts(i, requests[i])]
+        if not contexts:
             return
-        total = sum(len(requests[i].keys) for i in share)
-        longest = max(len(requests[i].prompt) for i in share)
+        total = sum(len(context.samples) for context in contexts)
+        longest = max(len(requests[context.request].prompt) for context in contexts)
         decoder = self._decoder(worker, min(total, self.rows), longest + sampling.max_tokens, sampling)
-        waiting = _Prompts(decoder, requests, share)
+        waiting = _Waiting(decoder, requests, contexts)
         active: list[_Sample] = []
         lengths = np.zeros(decoder.rows, np.int64)  # prompt and response tokens in each row
-        interval = 1 if decoder.device.type == "cpu" else CUDA_CHECK_INTERVAL
+        interval = CHECK_INTERVAL[decoder.device.type]
         while active or waiting:
             while waiting and len(active) < decoder.rows:
                 samples, length = waiting.admit(len(active), decoder.rows - len(active))
@@ -103,9 +119,8 @@ class Engine:
             done = self._finished(decoder, active)
             for row in sorted(done, reverse=True):
                 sample, (count, finish) = active[row], done[row]
-                results[sample.request][sample.sample] = self._rollout(
-                    requests[sample.request], decoder, row, count, finish
-                )
+                prompt = requests[sample.request].prompt
+                results[sample.request][sample.sample] = self._rollout(prompt, sample, decoder, row, count, finish)
                 last = len(active) - 1
                 if row != last:
                     decoder.move(last, row, min(int(lengths[last]), decoder.columns))
@@ -113,8 +128,9 @@ class Engine:
                 else:
                     decoder.finish[row] = STOPPED
                 active.pop()
-            if progress and done:
-                progress(len(done))
+            finished = sum(finish != "unfinished" for _, finish in done.values())
+            if progress and finished:
+                progress(finished)
 
     def _decoder(self, worker: int, rows: int, columns: int, sampling: Sampling) -> Decoder:
         """Buffers (and captured graphs) are kept between calls while they are large enough."""
@@ -135,7 +151,8 @@ class Engine:
             return done
         counts = decoder.counts[: len(active)].cpu().numpy()
         for row in np.flatnonzero(codes != RUNNING).tolist():
-            done[row] = (int(counts[row]), "stop" if codes[row] == STOPPED else "length")
+            full: Finish = "length" if counts[row] == decoder.sampling.max_tokens else "unfinished"
+            done[row] = (int(counts[row]), "stop" if codes[row] == STOPPED else full)
         if inspect:
             ids = decoder.ids[: len(active)].cpu().numpy()
             for row, sample in enumerate(active):
@@ -163,58 +180,92 @@ class Engine:
                 return count, "repetition"
         return None
 
-    def _rollout(self, request: Request, decoder: Decoder, row: int, count: int, finish: Finish) -> Rollout:
+    def _rollout(
+        self, prompt: Sequence[int], sample: _Sample, decoder: Decoder, row: int, count: int, finish: Finish
+    ) -> Rollout:
+        versions = np.full(count, self.version, np.int32)
+        if sample.started is not None:
+            versions[: len(sample.started.ids)] = sample.started.versions
         return Rollout(
-            prompt=list(request.prompt),
+            prompt=list(prompt),
             ids=decoder.ids[row, :count].tolist(),
             logprobs=decoder.logprobs[row, :count].cpu().numpy().copy(),
             finish=finish,
-            versions=np.full(count, self.version, np.int32),
+            versions=versions,
         )
 
 
-class _Prompts:
-    """Prompts that wait for rows, prefilled in waves and shared by the samples of their group."""
+class _Waiting:
+    """Contexts that wait for rows, prefilled in waves and shared by their samples."""
 
-    def __init__(self, decoder: Decoder, requests: Sequence[Request], share: Sequence[int]) -> None:
+    def __init__(self, decoder: Decoder, requests: Sequence[Request], contexts: Sequence[_Context]) -> None:
         self.decoder, self.requests = decoder, requests
-        self.unfilled = deque(i for i in share if len(requests[i].keys) > 0)
-        self.ready: deque[tuple[int, Tensor | None, Tensor | None]] = deque()
-        self.next_sample = 0  # of the first ready request
+        self.unfilled = deque(contexts)
+        self.ready: deque[tuple[_Context, Tensor | None, Tensor | None]] = deque()
+        self.next_sample = 0  # of the first ready context
 
     def __bool__(self) -> bool:
         return bool(self.ready or self.unfilled)
 
     def admit(self, first_row: int, room: int) -> tuple[list[_Sample], int]:
-        """Give free rows, from `first_row` on, to the next samples of one request; also returns its prompt's length."""
+        """Give free rows, from `first_row` on, to the next samples of one context; also returns its cached length."""
         if not self.ready:
             self._prefill_wave()
-        index, keys, values = self.ready[0]
-        request = self.requests[index]
-        chosen = range(self.next_sample, min(self.next_sample + room, len(request.keys)))
+        context, keys, values = self.ready[0]
+        chosen = context.samples[self.next_sample : self.next_sample + room]
         rows = list(range(first_row, first_row + len(chosen)))
-        self.decoder.admit(rows, request.prompt, [request.keys[i] for i in chosen], keys, values)
-        self.next_sample = chosen.stop
-        if self.next_sample == len(request.keys):
+        seeds = [self.requests[context.request].keys[i] for i in chosen]
+        self.decoder.admit(rows, context.tokens, seeds, keys, values, context.started)
+        self.next_sample += len(chosen)
+        if self.next_sample == len(context.samples):
             self.ready.popleft()
             self.next_sample = 0
-        return [_Sample(index, i) for i in chosen], len(request.prompt) - 1
+        checked = 0 if context.started is None else len(context.started.ids)
+        return [_Sample(context.request, i, context.started, checked) for i in chosen], len(context.tokens) - 1
 
     def _prefill_wave(self) -> None:
-        wave: list[int] = []
+        wave: list[_Context] = []
         tokens = 0
-        while self.unfilled and (not wave or tokens + len(self.requests[self.unfilled[0]].prompt) <= PREFILL_TOKENS):
+        while self.unfilled and (not wave or tokens + len(self.unfilled[0].tokens) <= PREFILL_TOKENS):
             wave.append(self.unfilled.popleft())
-            tokens += len(self.requests[wave[-1]].prompt)
-        if all(len(self.requests[i].prompt) == 1 for i in wave):
-            self.ready.extend((i, None, None) for i in wave)
+            tokens += len(wave[-1].tokens)
+        if all(len(context.tokens) == 1 for context in wave):
+            self.ready.extend((context, None, None) for context in wave)
             return
-        keys, values = self.decoder.prefill([self.requests[i].prompt for i in wave])
+        keys, values = self.decoder.prefill([context.tokens for context in wave])
         start = 0
-        for i in wave:
-            end = start + len(self.requests[i].prompt) - 1
-            self.ready.append((i, keys[:, start:end], values[:, start:end]))
+        for context in wave:
+            end = start + len(context.tokens) - 1
+            self.ready.append((context, keys[:, start:end], values[:, start:end]))
             start = end
+
+
+def _started(request: Request, sampling: Sampling) -> Sequence[Rollout | None]:
+    """What there is of each sample of a request, checked."""
+    started = request.started or [None] * len(request.keys)
+    if len(started) != len(request.keys):
+        raise ValueError(f"{len(started)} started rollouts for {len(request.keys)} keys")
+    for rollout in started:
+        if rollout is not None and rollout.prompt != list(request.prompt):
+            raise ValueError("a started rollout has another prompt than its request")
+        if rollout is not None and rollout.finish == "unfinished" and len(rollout.ids) >= sampling.max_tokens:
+            raise ValueError(f"an unfinished rollout has {len(rollout.ids)} of {sampling.max_tokens} tokens already")
+    return started
+
+
+def _finished_before(rollout: Rollout | None) -> Rollout | None:
+    return None if rollout is None or rollout.finish == "unfinished" else rollout
+
+
+def _contexts(index: int, request: Request) -> Iterator[_Context]:
+    """What is to be done for a request: each unfinished rollout for itself, then all new samples together."""
+    prompt = list(request.prompt)
+    for i, rollout in enumerate(request.started):
+        if rollout is not None and rollout.finish == "unfinished":
+            yield _Context(index, [i], prompt + rollout.ids, rollout)
+    fresh = [i for i in range(len(request.keys)) if not request.started or request.started[i] is None]
+    if fresh:
+        yield _Context(index, fresh, prompt)
 
 
 def repeats(ids: NDArray[np.int64]) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Finish = Literal["stop", "length", "repetition"]
+Finish = Literal["stop", "length", "repetition", "unfinished"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,21 @@ class Sampling:
     stop_strings: tuple[str, ...] = ()
     repetition_window: int = 0
     """Cut a rollout whose last so many tokens repeat one block at least four times (0: never)."""
+    segment_tokens: int = 0
+    """New tokens of a rollout in one call; what is not done by then comes back unfinished (0: no limit)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and the keys of its samples: a sample depends on the weights, the prompt and its key alone."""
+    """One prompt and the keys of its samples: a sample depends on the weights, the prompt and its key alone.
+
+    `started` holds what an earlier call returned for each key, or None for a sample that begins. An unfinished rollout
+    is continued where it ended, with the draws it would have got anyway; a finished one comes back as it is.
+    """
 
     prompt: Sequence[int]
     keys: Sequence[int]
+    started: Sequence[Rollout | None] = ()
 
 
 @dataclass(slots=True)
