@@ -1,183 +1,30 @@
-"""Pre-train a rung of the tiny ladder on the tiny world's corpus, and report how much room it leaves for learning.
+"""Pre-train a rung of the tiny ladder: see `reasonlab.train.pretrain`.
 
-    python scripts/pretrain.py --size tiny-1m --steps 3000 --device cuda --out runs/base-1m
-
-Writes a Hugging Face checkpoint and `pretraining.json`: the settings, the loss curve, and for each style and level
-the share of right answers at temperature 1 on validation problems.
+python scripts/pretrain.py --size tiny-1m --steps 2400 --device cuda --out runs/base-1m
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from itertools import islice
+from dataclasses import fields
 from pathlib import Path
-from random import Random
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from reasonlab.config import LearnerConfig
-from reasonlab.evaluate.evaluator import FORCED_STYLE, evaluate, summarise
-from reasonlab.hardware import prepare
-from reasonlab.keys import key
-from reasonlab.methods.sft import demonstration, sft_loss
-from reasonlab.model.checkpoint import save_model
-from reasonlab.model.ladder import SIZES, tiny_config
-from reasonlab.model.tiny_tokenizer import TinyTokenizer, save
-from reasonlab.model.transformer import Transformer
-from reasonlab.problems.corpus import LEVEL_WEIGHTS, MISTAKES, STYLE_SHARES, corpus, prompt_text
-from reasonlab.problems.tiny_world import problem_set
-from reasonlab.rollout.engine import Engine
-from reasonlab.rollout.types import Sampling
-from reasonlab.train.batch import Example
-from reasonlab.train.learner import Learner
-
-Tokens = NDArray[np.uint8]
-
-
-def shard(seed: int, count: int) -> tuple[Tokens, NDArray[np.uint8], NDArray[np.uint8]]:
-    """`count` samples of the corpus: all tokens flat, prompt lengths and response lengths."""
-    tokenizer = TinyTokenizer.load()
-    texts: list[str] = []
-    for drawn, _, response in islice(corpus(seed), count):
-        texts += [prompt_text(drawn.problem.question), response]
-    encoded = tokenizer.encode_batch(texts)
-    flat = np.fromiter((t for ids in encoded for t in ids), np.uint8)
-    lengths = np.array([len(ids) for ids in encoded], np.uint8).reshape(-1, 2)
-    return flat, lengths[:, 0], lengths[:, 1]
-
-
-def make_corpus(samples: int, processes: int, seed: int) -> list[Example]:
-    size = 20_000
-    seeds = [key(seed, "shard", i) for i in range(-(-samples // size))]
-    examples: list[Example] = []
-    with ProcessPoolExecutor(processes) as pool:
-        for flat, prompts, responses in pool.map(shard, seeds, [size] * len(seeds)):
-            start = 0
-            wide = flat.astype(np.int64)
-            for p, r in zip(prompts.tolist(), responses.tolist(), strict=True):
-                examples.append(demonstration(wide[start : start + p], wide[start + p : start + p + r]))
-                start += p + r
-    return examples
-
-
-def batches(examples: list[Example], tokens: int, seed: int) -> Iterator[list[Example]]:
-    """Endless passes in a fresh order; a batch holds about `tokens` tokens."""
-    for epoch in range(10**9):
-        order = list(range(len(examples)))
-        Random(key(seed, "epoch", epoch)).shuffle(order)
-        batch: list[Example] = []
-        used = 0
-        for i in order:
-            batch.append(examples[i])
-            used += examples[i].length
-            if used >= tokens:
-                yield batch
-                batch, used = [], 0
-
-
-def room(engine: Engine, tokenizer: TinyTokenizer, problems: int) -> dict[str, object]:
-    """Accuracy at temperature 1, free and with each style forced, overall and by level."""
-    chosen = problem_set("validation", problems, levels=(1, 2, 3, 4, 5)) + problem_set("harder", problems // 5)
-    sampling = Sampling(max_tokens=200, stop_ids=(tokenizer.eos_id,))
-    report: dict[str, object] = {}
-    for name, force in (("free", ""), ("answer", "Answer"), ("worked", FORCED_STYLE)):
-        answers = evaluate(engine, tokenizer, chosen, sampling, force=force)
-        levels = {level: [a for a in answers if a.level == level] for level in range(1, 8)}
-        families = sorted({a.family for a in answers})
-        mix = [a for a in answers if 2 <= a.level <= 5]
-        thinking = [a for a in mix if a.text.startswith("<think>")]
-        checking = [a for a in thinking if " check " in a.text]
-        report[name] = {
-            "accuracy": round(summarise(mix).accuracy.estimate, 4),
-            "tokens": round(summarise(mix).tokens.estimate, 2),
-            "by_level": {n: round(summarise(a).accuracy.estimate, 3) for n, a in levels.items()},
-            "by_family": {
-                f: round(summarise([a for a in mix if a.family == f]).accuracy.estimate, 3) for f in families
-            },
-            "thinking": round(len(thinking) / len(mix), 3),
-            "checking": round(len(checking) / len(mix), 3),
-            "accuracy_checked": round(summarise(checking).accuracy.estimate, 3) if checking else None,
-            "accuracy_worked": round(summarise([a for a in thinking if " check " not in a.text]).accuracy.estimate, 3)
-            if len(thinking) > len(checking)
-            else None,
-            "accuracy_answer": round(
-                summarise([a for a in mix if not a.text.startswith("<think>")]).accuracy.estimate, 3
-            )
-            if len(mix) > len(thinking)
-            else None,
-        }
-    return report
+from reasonlab.model.ladder import SIZES
+from reasonlab.train.pretrain import Pretraining, pretrain
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="tiny-1m")
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--batch-tokens", type=int, default=65536)
-    parser.add_argument("--samples", type=int, default=2_000_000, help="distinct samples of the corpus")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=int, default=16)
-    parser.add_argument("--evaluate-problems", type=int, default=3000)
+    for setting in fields(Pretraining):
+        if setting.name != "size":
+            kind = type(setting.default)
+            parser.add_argument(f"--{setting.name.replace('_', '-')}", type=kind, default=setting.default)
     parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    prepare(arguments.device)
-
-    tokenizer = TinyTokenizer.load()
-    started = time.time()
-    examples = make_corpus(arguments.samples, arguments.processes, arguments.seed)
-    total = sum(e.length for e in examples)
-    print(f"{len(examples):,} samples, {total:,} tokens in {time.time() - started:.0f} s", flush=True)
-
-    ids = {"bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id, "pad_id": tokenizer.pad_id}
-    model = Transformer(tiny_config(arguments.size, tokenizer.vocab_size, **ids))
-    model.initialise(arguments.seed)
-    model.to(arguments.device)
-    config = LearnerConfig(
-        lr=arguments.lr,
-        token_budget=2 * arguments.batch_tokens,
-        schedule="cosine",
-        warmup_steps=min(200, arguments.steps // 10),
-        decay_steps=arguments.steps,
-        final_lr_ratio=0.05,
-        weight_decay=0.05,
-    )
-    learner = Learner(model, config)
-    started, curve, seen = time.time(), [], 0
-    for step, batch in enumerate(islice(batches(examples, arguments.batch_tokens, arguments.seed), arguments.steps), 1):
-        result = learner.step(batch, sft_loss)
-        seen += sum(e.length for e in batch)
-        if step % max(1, arguments.steps // 40) == 0:
-            rate = seen / (time.time() - started)
-            curve.append({"step": step, "loss": round(result.loss, 4), "grad_norm": round(result.grad_norm, 4)})
-            print(f"step {step:6d}  loss {result.loss:.4f}  {rate:,.0f} tokens/s", flush=True)
-    seconds = time.time() - started
-
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    engine = Engine(model, rows=512 if arguments.device == "cpu" else 2048)
-    report = {
-        "size": arguments.size,
-        "parameters": model.config.parameter_count(),
-        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "out"},
-        "corpus": {"styles": STYLE_SHARES, "levels": LEVEL_WEIGHTS, "mistakes": MISTAKES, "tokens": total},
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
-        "seconds": round(seconds, 1),
-        "tokens_seen": seen,
-        "curve": curve,
-        "room": room(engine, tokenizer, arguments.evaluate_problems),
-    }
-    print(json.dumps(report["room"], indent=1))
-    save_model(model.cpu(), arguments.out)
-    save(arguments.out)
-    (arguments.out / "pretraining.json").write_text(json.dumps(report, indent=1) + "\n")
+    arguments = vars(parser.parse_args())
+    out = arguments.pop("out")
+    pretrain(Pretraining(**arguments), out, lambda text: print(text, flush=True))
+    print((out / "pretraining.json").read_text())
 
 
 if __name__ == "__main__":

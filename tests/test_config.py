@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -16,12 +16,12 @@ from pydantic import ValidationError
 
 import reasonlab
 from reasonlab.config import (
+    METHODS,
     VARIANTS,
     Config,
     GrpoConfig,
     MirrorDescentConfig,
     RestConfig,
-    SftConfig,
     apply_overrides,
     keys,
     load_recipe,
@@ -237,16 +237,17 @@ def test_a_wrong_override_says_what_to_do(words: list[str], told: str) -> None:
 
 # --- writing --------------------------------------------------------------------------------------------------------
 
-METHODS: list[dict[str, Any]] = [
+EXAMPLES: list[dict[str, Any]] = [
     {"type": "mirror_descent", "tau": 0.05, "per_token": True},
     {"type": "rest", "keep": "correct"},
+    {"type": "dpo", "data": "pairs.jsonl", "beta": 0.3},
     {"type": "sft", "styles": {"answer": 0.5, "checked": 2.0}},
     *({"type": "grpo", "variant": variant} for variant in VARIANTS),
     {"type": "grpo", "variant": "dapo", "clip_low": 0.0, "cispo_cap": float("inf"), "kl_in_reward": True},
 ]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: "-".join(str(v) for v in m.values())[:30])
+@pytest.mark.parametrize("method", EXAMPLES, ids=lambda m: "-".join(str(v) for v in m.values())[:30])
 def test_what_is_written_loads_again(method: dict[str, Any], tmp_path: Path) -> None:
     raw = {
         "seed": -3,
@@ -275,13 +276,14 @@ def test_there_are_fewer_than_eighty_keys() -> None:
 
 
 def test_every_key_can_be_overridden() -> None:
-    methods = {"sft": SftConfig, "rest": RestConfig, "mirror_descent": MirrorDescentConfig, "grpo": GrpoConfig}
-    types = {name: kind for kind, method in methods.items() for name in method.model_fields}
+    types = {name: method.model_fields["type"].annotation for method in METHODS for name in method.model_fields}
+    types = {name: get_args(kind)[0] for name, kind in types.items()} | {"data": "sft"}
     for name in set(keys()) - {"method.type"}:
         start = Config()
         section, _, last = name.rpartition(".")
         if section == "method":
-            start = apply_overrides(start, ["--method.type", types[last]])
+            needed = ["--method.data", "pairs.jsonl"] if types[last] == "dpo" else []
+            start = apply_overrides(start, ["--method.type", types[last], *needed])
         value: Any = start.model_dump(mode="json")
         for part in name.split("."):
             value = value[part]

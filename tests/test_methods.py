@@ -93,7 +93,7 @@ def test_sft_is_the_mean_token_likelihood() -> None:
 def test_rest_fits_what_it_keeps_and_nothing_else(keep: Any) -> None:
     method = Rest(RestConfig(type="rest", keep=keep))
     kept = {
-        "best": [PICKED[0][0], min(PICKED[1][1], PICKED[1][2], key=len)],
+        "best": [PICKED[0][0], PICKED[1][1]],
         "correct": [PICKED[0][0], PICKED[0][2], PICKED[1][1], PICKED[1][2]],
     }[keep]
     examples = method.examples(two_groups())
@@ -104,10 +104,11 @@ def test_rest_fits_what_it_keeps_and_nothing_else(keep: Any) -> None:
     np.testing.assert_allclose(gradient, expected, atol=1e-7)
 
 
-def test_rest_prefers_reward_to_brevity_and_brevity_to_order() -> None:
+def test_rest_prefers_reward_and_never_brevity() -> None:
     method = Rest(RestConfig(type="rest"))
     assert [response_of(e) for e in method.examples([group([SHORT, LONG], [0.5, 1.0])])] == [LONG]
-    assert [response_of(e) for e in method.examples([group([LONG, SHORT], [1.0, 1.0])])] == [SHORT]
+    assert [response_of(e) for e in method.examples([group([LONG, SHORT], [1.0, 1.0])])] == [LONG]
+    assert [response_of(e) for e in method.examples([group([SHORT, LONG], [1.0, 1.0])])] == [SHORT]
     assert method.examples([group([LONG, SHORT], [0.0, 0.0])]) == []
     lucky = group([LONG, SHORT], [0.2, 0.9], verdicts=["correct", "wrong"])
     assert [response_of(e) for e in method.examples([lucky])] == [LONG]

@@ -35,6 +35,17 @@ class ProblemsConfig(Section):
     levels: tuple[int, ...] = (2, 3, 4, 5)
     pool: int = Field(default=4096, ge=1)
     """How many distinct training problems to draw from."""
+    path: str = ""
+    """A set written by `reasonlab data curate`; it takes the place of families, levels and pool."""
+    sampling: Literal["uniform", "prioritised"] = "uniform"
+    """Prioritised: in proportion to 1 − the problem's running success rate."""
+    priority_floor: float = Field(default=0.05, gt=0, le=1)
+    """Least weight of a problem in prioritised sampling: what is solved stays reachable."""
+    curriculum_from: int = Field(default=0, ge=0)
+    """From this iteration on only hard problems (0: all problems, always)."""
+    hard_level: int = 4
+    """A problem is hard from this level on, or, in a curated set, at or below the pass rate that follows."""
+    hard_pass_rate: float = Field(default=0.5, ge=0, le=1)
 
 
 class RolloutConfig(Section):
@@ -51,6 +62,16 @@ class RolloutConfig(Section):
     """Rollouts decoded at the same time by each worker."""
     dynamic_rounds: int = Field(default=0, ge=0)
     """DAPO's dynamic sampling: replace groups that are all right or all wrong, in at most so many extra rounds."""
+    segment_tokens: int = Field(default=0, ge=0)
+    """Partial rollouts: new tokens of a response in one iteration; the rest follows in the next (0: no limit)."""
+    stale: Literal["mask", "anchor"] = "mask"
+    """Tokens of earlier iterations: left out of the loss, or trained against the logprobs they were sampled with."""
+
+    @model_validator(mode="after")
+    def _segments_and_rounds(self) -> RolloutConfig:
+        if self.segment_tokens and self.dynamic_rounds:
+            raise ValueError("partial rollouts and dynamic sampling exclude each other: set one of them to 0")
+        return self
 
 
 class RewardConfig(Section):
@@ -60,12 +81,23 @@ class RewardConfig(Section):
     """First iteration with the length reward."""
     overlong_buffer: int = Field(default=0, ge=0)
     """DAPO's soft overlong punishment over so many tokens before max_tokens (0: off)."""
+    repetition_penalty: float = Field(default=0.0, ge=0)
+    """Taken from the reward of a rollout that was cut because it repeated itself."""
 
 
 class SftConfig(Section):
     type: Literal["sft"]
     styles: dict[Literal["answer", "worked", "checked"], float] = {"worked": 1.0}
     """Shares of the solution styles to imitate."""
+    data: str = ""
+    """Demonstrations to imitate instead: a JSON-lines file of `reasonlab data sample`."""
+
+
+class DpoConfig(Section):
+    type: Literal["dpo"]
+    data: str
+    """Preference pairs: a JSON-lines file of `reasonlab data sample --keep pairs`."""
+    beta: float = Field(default=0.1, gt=0)
 
 
 class RestConfig(Section):
@@ -117,7 +149,10 @@ class GrpoConfig(Section):
         return values
 
 
-MethodConfig = Annotated[SftConfig | RestConfig | MirrorDescentConfig | GrpoConfig, Field(discriminator="type")]
+METHODS = (SftConfig, RestConfig, MirrorDescentConfig, GrpoConfig, DpoConfig)
+MethodConfig = Annotated[
+    SftConfig | RestConfig | MirrorDescentConfig | GrpoConfig | DpoConfig, Field(discriminator="type")
+]
 
 
 class LearnerConfig(Section):
@@ -245,7 +280,7 @@ def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         annotation = field.annotation
         if prefix == "" and name == "method":
-            for method in (SftConfig, RestConfig, MirrorDescentConfig, GrpoConfig):
+            for method in METHODS:
                 yield from keys(method, "method.")
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield from keys(annotation, f"{prefix}{name}.")
@@ -260,11 +295,12 @@ def describe() -> str:
         for section, value in Config().model_dump(mode="json").items()
         for key, item in (value.items() if isinstance(value, dict) else [("", value)])
     }
-    for method in (SftConfig, RestConfig, GrpoConfig):
+    for method in (SftConfig, RestConfig, GrpoConfig, DpoConfig):
         kind = get_args(method.model_fields["type"].annotation)[0]
-        own = method.model_validate({"type": kind}).model_dump(mode="json")
+        required = {name: "(required)" for name, field in method.model_fields.items() if field.is_required()}
+        own = method.model_validate({**required, "type": kind}).model_dump(mode="json")
         defaults |= {f"method.{key} ({kind})": value for key, value in own.items() if key != "type"}
-    defaults["method.type"] = "mirror_descent | grpo | rest | sft"
+    defaults["method.type"] = "mirror_descent | grpo | rest | sft | dpo"
     return "\n".join(f"  {key:<38} {value}" for key, value in sorted(defaults.items()))
 
 
@@ -301,7 +337,7 @@ def _suggest(name: str) -> str:
 def _first_problem(error: ValidationError) -> str:
     """One sentence about the first thing pydantic found."""
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"] if part not in ("sft", "rest", "mirror_descent", "grpo"))
+    name = ".".join(str(part) for part in first["loc"] if part not in ("sft", "rest", "mirror_descent", "grpo", "dpo"))
     if first["type"] == "extra_forbidden":
         return f"unknown key {name!r}. {_suggest(name)}"
     return f"{name}: {first['msg']} (got {first.get('input')!r})"

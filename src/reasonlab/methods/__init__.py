@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from reasonlab.config import Config, GrpoConfig, MirrorDescentConfig, RestConfig
+from reasonlab.config import Config, DpoConfig, GrpoConfig, MirrorDescentConfig, RestConfig
+from reasonlab.methods.dpo import Dpo
 from reasonlab.methods.group import Method
 from reasonlab.methods.grpo import Grpo
 from reasonlab.methods.mirror_descent import MirrorDescent
@@ -17,6 +18,8 @@ def build_method(config: Config) -> Method:
             return Grpo(config.method, config.rollout.max_tokens)
         case MirrorDescentConfig():
             return MirrorDescent(config.method)
+        case DpoConfig():
+            return Dpo(config.method)
         case RestConfig():
             return Rest(config.method)
         case _:

@@ -66,6 +66,7 @@ def example(rollout: Rollout, advantage: float) -> Example:
         logprobs=rollout.logprobs,
         mask=np.ones(len(rollout.ids), bool),
         advantage=advantage,
+        versions=rollout.versions,
     )
 
 

@@ -2,8 +2,9 @@ r"""ReST, the baseline of the Kimi k1.5 report (Fig. 10): fit the good samples, 
 
     L(θ) = − (1/N) Σ_{i : kept} Σ_t log π_θ(y_{i,t} | x_i, y_{i,<t}),   N = tokens of the kept responses
 
-`keep = "best"` fits one response for each problem, the one with the highest reward (the shortest among equals), if it
-is correct; `keep = "correct"` fits every correct response. The report gives no hyper-parameters; both are ours.
+`keep = "best"` fits one response for each problem, the one with the highest reward (the first among equals: a choice by
+length would favour lucky short answers), if it is correct; `keep = "correct"` fits every correct response. The report
+gives no hyper-parameters; both are ours.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Rest:
         for group in groups:
             correct = [i for i, right in enumerate(group.correct) if right]
             if self.config.keep == "best" and correct:
-                correct = [min(correct, key=lambda i: (-group.rewards[i], group.lengths[i], i))]
+                correct = [max(correct, key=lambda i: (group.rewards[i], -i))]
             kept += [example(group.rollouts[i], advantage=1.0) for i in correct]
         return kept
 

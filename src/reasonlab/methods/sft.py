@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from reasonlab.methods.group import Group
@@ -21,7 +22,7 @@ def sft_loss(logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Ten
     return -(weight * logprobs).sum() / batch.totals.tokens, {}
 
 
-def demonstration(prompt: Sequence[int], response: Sequence[int]) -> Example:
+def demonstration(prompt: ArrayLike, response: Sequence[int] | NDArray[np.int64]) -> Example:
     """An example of weight 1 that no policy sampled."""
     ids = np.asarray(prompt, np.int64), np.asarray(response, np.int64)
     return Example(*ids, np.zeros(len(response), np.float32), np.ones(len(response), bool), advantage=1.0)

@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 from reasonlab.errors import UserError
-from reasonlab.runs.files import replace_directory
+from reasonlab.runs.files import cache_directory, replace_directory
 
-CACHE_VARIABLE = "REASONLAB_CACHE"
 _MAGIC = b"GGUF"
-
-
-def cache_directory() -> Path:
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "reasonlab")
 
 
 def file_sha256(path: Path) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from reasonlab.errors import UserError
 from reasonlab.model.config import ModelConfig
+from reasonlab.runs.files import cache_directory
 
 # name: hidden size, feed-forward size, layers, heads (of dimension 32), key-value heads
 _SIZES: dict[str, tuple[int, int, int, int, int]] = {
@@ -48,10 +49,23 @@ def resolve_model(name_or_path: str) -> Path:
     bundled = bundled_models()
     if name_or_path in bundled:
         return bundled[name_or_path]
+    if name_or_path in SIZES:
+        if cached_model(name_or_path).is_dir():
+            return cached_model(name_or_path)
+        raise UserError(
+            f"{name_or_path} does not ship with reasonlab",
+            f"Train it: python scripts/pretrain.py --size {name_or_path} --device cuda "
+            f"--out {cached_model(name_or_path)}; a study at gpu scale does so by itself",
+        )
     raise UserError(
         f"there is no model {name_or_path!r}",
         f"Give a checkpoint directory or a bundled name ({', '.join(bundled) or 'none is bundled'})",
     )
+
+
+def cached_model(name: str) -> Path:
+    """Where a rung that does not ship is kept once it was trained."""
+    return cache_directory() / "models" / name
 
 
 def bundled_models() -> dict[str, Path]:

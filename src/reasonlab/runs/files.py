@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from reasonlab.errors import UserError
 
+CACHE_VARIABLE = "REASONLAB_CACHE"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
@@ -116,3 +117,8 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def cache_directory() -> Path:
+    """Where things that can be made again are kept between commands."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "reasonlab")

@@ -272,7 +272,7 @@ def _environment() -> dict[str, object]:
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "git": _git_state(),
+        "git": git_state(),
         "variables": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
     }
 
@@ -284,8 +284,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_state() -> dict[str, object] | None:
-    """Commit and dirty flag of the checkout this package runs from; None if it is installed elsewhere."""
+def git_state() -> dict[str, object] | None:
+    """Commit and dirty flag of the checkout this package runs from; None if it is installed elsewhere.
+
+    A copy of the checkout without its history, on a machine without git, can be told its commit by REASONLAB_COMMIT.
+    """
+    if told := os.environ.get("REASONLAB_COMMIT"):
+        return {"commit": told.rstrip("+"), "dirty": told.endswith("+")}
     here = Path(__file__).resolve()
 
     def git(*arguments: str) -> str:

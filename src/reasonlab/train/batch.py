@@ -25,10 +25,16 @@ class Example:
     mask: NDArray[np.bool_]
     advantage: float = 0.0
     reference: NDArray[np.float32] | None = None  # logprobs under the reference model, where a method asks for them
+    versions: NDArray[np.int32] | None = None  # the policy that sampled each response token
+    pair: int = -1  # examples with the same number (not -1) are compared by the loss and share a micro-batch
 
     @property
     def length(self) -> int:
         return len(self.prompt) + len(self.response)
+
+    def sampled_by(self, version: int) -> NDArray[np.bool_]:
+        """Which response tokens this version of the policy sampled."""
+        return np.zeros(len(self.response), bool) if self.versions is None else self.versions == version
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,7 @@ class TokenBatch:
     lengths: Tensor  # tokens in the loss of each sequence, at least 1
     totals: Totals
     reference: Tensor | None = None
+    pair: Tensor | None = None  # for each sequence: which pair it belongs to, counted from 0
 
     def per_token(self, of_sequences: Tensor) -> Tensor:
         return of_sequences[self.sequence]
@@ -74,6 +81,9 @@ def pack(examples: Sequence[Example], totals: Totals, device: torch.device | str
     reference = None
     if all(e.reference is not None for e in examples):
         reference = flat([e.reference for e in examples if e.reference is not None], torch.float32)
+    pair = None
+    if all(e.pair >= 0 for e in examples):
+        pair = torch.from_numpy(np.unique([e.pair for e in examples], return_inverse=True)[1]).to(device)
     return TokenBatch(
         old=flat([e.logprobs for e in examples], torch.float32),
         mask=mask,
@@ -82,6 +92,7 @@ def pack(examples: Sequence[Example], totals: Totals, device: torch.device | str
         lengths=torch.tensor([max(1, int(e.mask.sum())) for e in examples], dtype=torch.float32, device=device),
         totals=totals,
         reference=reference,
+        pair=pair,
     )
 
 
@@ -127,27 +138,29 @@ class Layout:
 def micro_batches(examples: Sequence[Example], token_budget: int, even: int = 1) -> list[list[Example]]:
     """Split into packs of similar size and at most `token_budget` tokens (a longer sequence gets a pack of its own).
 
-    Examples of one prompt stay together, because a pack computes each prompt once. The number of packs is a multiple
-    of `even` where possible, so that threads get equal shares. The split depends on the examples alone, never on the
-    number of workers: results stay bit-identical.
+    Examples of one prompt stay together, because a pack computes each prompt once; a pair is never split. The number
+    of packs is a multiple of `even` where possible, so that threads get equal shares. The split depends on the
+    examples alone, never on the number of workers: results stay bit-identical.
     """
     longest: dict[bytes, int] = {}
     for e in examples:
         prompt = e.prompt.tobytes()
         longest[prompt] = max(e.length, longest.get(prompt, 0))
 
-    def place(e: Example) -> tuple[int, bytes, int]:
+    def place(e: Example) -> tuple[int, bytes, int, int]:
         prompt = e.prompt.tobytes()
-        return -longest[prompt], prompt, -e.length
+        return -longest[prompt], prompt, e.pair, -e.length
 
     total = sum(e.length for e in examples)
     share = total / max(1, even * math.ceil(total / token_budget / even))
     packs: list[list[Example]] = []
-    used = 0
+    used, previous = 0, -1
     for example in sorted(examples, key=place):
-        if not packs or used >= share or used + example.length > token_budget:
+        with_partner = example.pair >= 0 and example.pair == previous
+        if not packs or (not with_partner and (used >= share or used + example.length > token_budget)):
             packs.append([])
             used = 0
+        previous = example.pair
         packs[-1].append(example)
         used += example.length
     return packs

@@ -12,6 +12,7 @@ import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,6 +23,7 @@ from reasonlab.train.learner import Learner
 
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
+SOURCE = "source.json"  # success rates of problems, unfinished rollouts
 
 
 @dataclass(slots=True)
@@ -38,7 +40,9 @@ def checkpoint_name(iteration: int) -> str:
     return f"step-{iteration:06d}"
 
 
-def save_checkpoint(run: Path, name: str, learner: Learner, state: TrainState, tokenizer_from: Path) -> Path:
+def save_checkpoint(
+    run: Path, name: str, learner: Learner, state: TrainState, source: dict[str, Any], tokenizer_from: Path
+) -> Path:
     """Write `checkpoints/name`, then point `checkpoints/latest` at it."""
     folder = run / "checkpoints"
     temporary, final = folder / f".{name}.{os.getpid()}.tmp", folder / name
@@ -48,6 +52,7 @@ def save_checkpoint(run: Path, name: str, learner: Learner, state: TrainState, t
             save_model(learner.model, temporary, tokenizer_from)
             save_file(optimizer_tensors(learner), temporary / "trainer" / OPTIMIZER)
             (temporary / "trainer" / STATE).write_text(json.dumps(asdict(state), indent=2) + "\n")
+            (temporary / "trainer" / SOURCE).write_text(json.dumps(source) + "\n")
         except Exception as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise _as_os_error(error) from error
@@ -56,8 +61,8 @@ def save_checkpoint(run: Path, name: str, learner: Learner, state: TrainState, t
     return final
 
 
-def load_checkpoint(directory: Path, learner: Learner) -> TrainState:
-    """Put optimizer moments and counters back; the weights were loaded with the model."""
+def load_checkpoint(directory: Path, learner: Learner) -> tuple[TrainState, dict[str, Any]]:
+    """Put optimizer moments and counters back (the weights were loaded with the model); also the source's state."""
     tensors = load_file(directory / "trainer" / OPTIMIZER)
     learner.optimizer.state.clear()
     for index, parameter in enumerate(learner.parameters):
@@ -67,7 +72,7 @@ def load_checkpoint(directory: Path, learner: Learner) -> TrainState:
             learner.optimizer.state[parameter] = {k: v.to(learner.device) for k, v in mine.items()}
     state = TrainState(**json.loads((directory / "trainer" / STATE).read_text()))
     learner.steps = state.learner_steps
-    return state
+    return state, json.loads((directory / "trainer" / SOURCE).read_text())
 
 
 def optimizer_tensors(learner: Learner) -> dict[str, torch.Tensor]:

@@ -21,25 +21,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reasonlab.config import Config, SftConfig, load_recipe, to_toml
+from reasonlab.config import Config, load_recipe, to_toml
 from reasonlab.errors import UserError
 from reasonlab.evaluate.control import FORCED_SUITE, SUITE
 from reasonlab.evaluate.evaluator import FORCED_STYLE, Summary, evaluate, summarise
-from reasonlab.grading.grade import Grade, grade
+from reasonlab.grading.grade import Grade
 from reasonlab.hardware import prepare
 from reasonlab.keys import key
 from reasonlab.methods import build_method
-from reasonlab.methods.group import Group, Method, example, length_reward, overlong_penalty
+from reasonlab.methods.group import Group, Method, example
 from reasonlab.model.checkpoint import load_model
 from reasonlab.model.ladder import resolve_model
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.model.transformer import Transformer
-from reasonlab.problems.corpus import prompt_text
-from reasonlab.problems.families.steps import render
 from reasonlab.problems.problem import Problem
-from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set, solution_of
+from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
 from reasonlab.rollout.engine import Engine
-from reasonlab.rollout.types import Request, Rollout, Sampling
+from reasonlab.rollout.types import Sampling
 from reasonlab.runs import RunRecord
 from reasonlab.runs.record import read_run
 from reasonlab.train.batch import Example, TokenBatch, Totals
@@ -53,9 +51,7 @@ from reasonlab.train.checkpoint import (
 )
 from reasonlab.train.learner import Learner, Loss, StepResult
 from reasonlab.train.measures import Clock, Counter, evaluation_metrics, iteration_metrics, one_sample, rollout_rows
-from reasonlab.train.prompts import UniformPrompts
-
-MISTAKES_SHOWN = 0.06  # in checked demonstrations for SFT, as in the base model's corpus
+from reasonlab.train.sources import Source, build_source
 
 
 class Observer(Protocol):
@@ -96,10 +92,8 @@ class Trainer:
         self.learner = Learner(model, config.learner, config.threads, config.rollout.temperature or 1.0)
         self.engine_model = self._engine_model(model)
         self.engine = Engine(self.engine_model, config.rollout.rows, config.threads, self.tokenizer.decode)
-        self.state = load_checkpoint(checkpoint, self.learner) if checkpoint else TrainState()
         self.method: Method = build_method(config)
         self.reference = self._reference(device) if self.method.needs_reference else None
-        self.prompts = UniformPrompts(config)
         self.sampling = Sampling(
             temperature=config.rollout.temperature,
             top_p=config.rollout.top_p,
@@ -107,7 +101,13 @@ class Trainer:
             max_tokens=config.rollout.max_tokens,
             stop_ids=(self.tokenizer.eos_id,),
             repetition_window=config.rollout.repetition_window,
+            segment_tokens=config.rollout.segment_tokens,
         )
+        self.source: Source = build_source(config, self.engine, self.tokenizer, self.sampling, observer.progress)
+        self.state = TrainState()
+        if checkpoint:
+            self.state, of_source = load_checkpoint(checkpoint, self.learner)
+            self.source.restore(of_source)
         families = config.problems.families or FAMILY_NAMES
         held_out = config.evaluate
         self.held_out = problem_set(held_out.split, held_out.problems, 0, families, held_out.levels)
@@ -156,7 +156,7 @@ class Trainer:
     def _iteration(self, number: int) -> None:
         clock = Clock()
         self.engine.version = number - 1
-        groups = self._demonstrations(number) if isinstance(self.config.method, SftConfig) else self._rollouts(number)
+        groups = self.source.groups(number)
         clock.lap("rollout")
         results = self._update(number, groups)
         clock.lap("update")
@@ -171,65 +171,6 @@ class Trainer:
             self._alarm(number, "nonfinite", "a loss or gradient was not finite and was dropped; lower learner.lr")
         self.observer.iteration(number, metrics, one_sample(groups, self.tokenizer, number))
 
-    # --- rollouts and rewards ----------------------------------------------------------------------------------
-
-    def _rollouts(self, number: int) -> list[Group]:
-        """The iteration's groups. With dynamic sampling, groups without a spread of rewards are replaced."""
-        wanted, drawn = self.config.rollout.prompts, 0
-        kept: list[Group] = []
-        spare: list[Group] = []
-        for _ in range(1 + self.config.rollout.dynamic_rounds):
-            problems = self.prompts.draw(number, wanted - len(kept), drawn)
-            drawn += len(problems)
-            for group in self._sample_groups(number, problems):
-                useful = self.config.rollout.dynamic_rounds == 0 or 0 < group.correct.sum() < len(group.grades)
-                (kept if useful else spare).append(group)
-            if len(kept) == wanted or not problems:
-                break
-        return kept or spare[:1]  # an update needs a group, even one that teaches nothing
-
-    def _sample_groups(self, number: int, problems: Sequence[Problem]) -> list[Group]:
-        config = self.config.rollout
-        requests = [
-            Request(
-                prompt=self.tokenizer.encode(prompt_text(problem.question)),
-                keys=[key(self.config.seed, "rollout", number, problem.id, i) for i in range(config.samples)],
-            )
-            for problem in problems
-        ]
-        count = Counter(self.observer.progress, f"iteration {number}: rollouts", len(problems) * config.samples)
-        groups = []
-        for problem, rollouts in zip(problems, self.engine.generate(requests, self.sampling, count), strict=True):
-            grades = [grade(problem, self.tokenizer.decode(rollout.ids)) for rollout in rollouts]
-            group = Group(problem, rollouts, grades)
-            group.rewards = self._reward(number, group)
-            groups.append(group)
-        return groups
-
-    def _reward(self, number: int, group: Group) -> np.ndarray[Any, np.dtype[np.float64]]:
-        config = self.config.reward
-        rewards = group.correct.astype(np.float64)
-        if config.length_weight > 0 and number >= config.length_from:
-            rewards += config.length_weight * length_reward(group.lengths, group.correct)
-        if config.overlong_buffer > 0:
-            rewards += overlong_penalty(group.lengths, self.config.rollout.max_tokens, config.overlong_buffer)
-        return rewards
-
-    def _demonstrations(self, number: int) -> list[Group]:
-        """For SFT: the worked solutions of the iteration's problems, in the styles the recipe asks for."""
-        method = self.config.method
-        assert isinstance(method, SftConfig)
-        groups = []
-        for problem in self.prompts.draw(number, self.config.rollout.prompts):
-            rng = Random(key(self.config.seed, "style", number, problem.id))
-            style = rng.choices(list(method.styles), list(method.styles.values()))[0]
-            text = render(solution_of(problem), style, rng, MISTAKES_SHOWN) + "<eos>"
-            ids = self.tokenizer.encode(text)
-            prompt = self.tokenizer.encode(prompt_text(problem.question))
-            rollout = Rollout(prompt, ids, np.zeros(len(ids), np.float32), "stop", np.full(len(ids), -1, np.int32))
-            groups.append(Group(problem, [rollout], [grade(problem, text)], np.ones(1)))
-        return groups
-
     # --- the update --------------------------------------------------------------------------------------------
 
     def _update(self, number: int, groups: list[Group]) -> list[StepResult]:
@@ -238,14 +179,19 @@ class Trainer:
         if self.method.resets_optimizer:
             self.learner.reset_optimizer()
         if self.reference is not None:
-            for group in groups:
-                group.reference = self.reference.logprobs([example(rollout, 0.0) for rollout in group.rollouts])
+            self._refer(self.reference, groups)
         examples = self.method.examples(groups)
-        single = config.inner_steps * config.epochs == 1
+        fresh = [e.sampled_by(number - 1) for e in examples]
+        partial, anchored = self.config.rollout.segment_tokens > 0, self.config.rollout.stale == "anchor"
+        if partial and not anchored:
+            for e, tokens in zip(examples, fresh, strict=True):
+                e.mask &= tokens
+        # One update on fresh tokens needs no stored logprobs: the sampling policy is the present one.
+        single = config.inner_steps * config.epochs == 1 and not (partial and anchored)
         if self.config.device == "cuda" and not single and examples:
             # bf16 sampling and bf16 training differ a little: measure the policy before the update with the learner.
-            for e, logprobs in zip(examples, self.learner.logprobs(examples), strict=True):
-                e.logprobs = logprobs
+            for e, logprobs, tokens in zip(examples, self.learner.logprobs(examples), fresh, strict=True):
+                e.logprobs = np.where(tokens, logprobs, e.logprobs)
         results = []
         for epoch in range(config.epochs):
             for share in self._shares(number, epoch, examples):
@@ -256,17 +202,27 @@ class Trainer:
                     results.append(self.learner.step(useful, loss, Totals.of(share)))
         return results
 
+    def _refer(self, reference: Learner, groups: list[Group]) -> None:
+        """Give every rollout its logprobs under the frozen initial model."""
+        rollouts = [example(rollout, 0.0) for group in groups for rollout in group.rollouts]
+        logprobs = iter(reference.logprobs(rollouts))
+        for group in groups:
+            group.reference = [next(logprobs) for _ in group.rollouts]
+
     def _shares(self, number: int, epoch: int, examples: list[Example]) -> Iterator[list[Example]]:
         """The examples of each inner step: all of them, or a keyed shuffle dealt out evenly."""
         parts = self.config.learner.inner_steps
         if parts == 1:
             yield examples
             return
-        order = list(examples)
+        units: dict[int, list[Example]] = {}  # a pair stays together, any other example is a unit of its own
+        for place, e in enumerate(examples):
+            units.setdefault(e.pair if e.pair >= 0 else -1 - place, []).append(e)
+        order = list(units.values())
         Random(key(self.config.seed, "shares", number, epoch)).shuffle(order)
         for part in range(parts):
             if order[part::parts]:
-                yield order[part::parts]
+                yield [e for unit in order[part::parts] for e in unit]
 
     def _refresh_engine(self) -> None:
         if self.engine_model is not self.learner.model:
@@ -305,7 +261,7 @@ class Trainer:
     def _save(self, name: str) -> None:
         if self.method.resets_optimizer:
             self.learner.reset_optimizer()  # the next iteration would anyway: do not write moments nobody reads
-        save_checkpoint(self.record.directory, name, self.learner, self.state, self.base)
+        save_checkpoint(self.record.directory, name, self.learner, self.state, self.source.state(), self.base)
         self.record.event("checkpoint", self.state.iteration, name=name)
         self.record.sync()
 

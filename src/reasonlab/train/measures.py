@@ -65,6 +65,7 @@ def iteration_metrics(groups: Sequence[Group], results: Sequence[StepResult]) ->
         "train/length/max": int(lengths.max()),
         "train/length/clipped_ratio": finishes.count("length") / len(finishes),
         "train/length/repetition_ratio": finishes.count("repetition") / len(finishes),
+        "train/stale_frac": _stale(groups),
         "train/groups/zero_std_frac": float(np.mean([group.rewards.std() == 0 for group in groups])),
         "train/updates": len(results),
         "train/nonfinite": sum(result.nonfinite for result in results),
@@ -79,6 +80,12 @@ def iteration_metrics(groups: Sequence[Group], results: Sequence[StepResult]) ->
         }
         metrics |= {f"train/{name}": value for name, value in last.metrics.items()}
     return metrics
+
+
+def _stale(groups: Sequence[Group]) -> float:
+    """Share of tokens that an older policy sampled than the newest one among these groups: partial rollouts."""
+    versions = np.concatenate([rollout.versions for group in groups for rollout in group.rollouts])
+    return float((versions < versions.max(initial=-1)).mean()) if len(versions) else 0.0
 
 
 def evaluation_metrics(suite: str, answers: Sequence[Answer]) -> dict[str, Any]:

@@ -1,24 +1,86 @@
-"""Which problems an iteration trains on."""
+"""Which problems an iteration trains on: uniform, with a curriculum, prioritised (Kimi k1.5 §2.3.4).
+
+- *Curriculum*: all problems at first, only the hard ones from `problems.curriculum_from` on.
+- *Prioritised*: problem i is drawn in proportion to max(1 − s_i, floor). s_i is its running success rate, the mean of
+  the last estimate and the present group's; before the first visit the pass rate of a curated set, else 0.
+
+The report leaves open what is hard, how s_i is averaged and where it starts; these are our choices. The draws are
+keyed by iteration; the success rates are state and travel with the checkpoint.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
+from typing import Any
 
 from reasonlab.config import Config
+from reasonlab.errors import UserError
 from reasonlab.keys import key
+from reasonlab.methods.group import Group
+from reasonlab.problems.curation import load_problems
 from reasonlab.problems.problem import Problem
 from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
 
 
-class UniformPrompts:
-    """Every problem of the pool is equally likely; none comes twice in an iteration. Stateless: keyed by iteration."""
+class Prompts:
+    """The pool of training problems and what is known of each."""
 
     def __init__(self, config: Config) -> None:
-        self.seed = config.seed
-        families = config.problems.families or FAMILY_NAMES
-        self.pool = problem_set("train", config.problems.pool, 0, families, config.problems.levels)
+        self.config, self.seed = config.problems, config.seed
+        pool = training_pool(config)
+        self.pool = [problem for problem, _ in pool]
+        self.pass_rate = {problem.id: rate for problem, rate in pool if rate is not None}
+        self.success: dict[str, float] = {}
+        self.hard = [problem for problem in self.pool if self.is_hard(problem)]
+        if self.config.curriculum_from and not self.hard:
+            raise UserError(
+                "the pool holds no hard problem for the curriculum",
+                "Lower problems.hard_level, raise problems.hard_pass_rate, or set problems.curriculum_from 0",
+            )
+
+    def is_hard(self, problem: Problem) -> bool:
+        if problem.id in self.pass_rate:
+            return self.pass_rate[problem.id] <= self.config.hard_pass_rate
+        return problem.level >= self.config.hard_level
 
     def draw(self, iteration: int, count: int, already: int = 0) -> list[Problem]:
-        """`count` problems, skipping the first `already` of this iteration's order (for dynamic sampling's refills)."""
-        chosen = Random(key(self.seed, "prompts", iteration)).sample(self.pool, min(already + count, len(self.pool)))
-        return chosen[already:]
+        """`count` problems, none twice, skipping the first `already` of this iteration's order (for refills)."""
+        late = 0 < self.config.curriculum_from <= iteration
+        pool = self.hard if late else self.pool
+        rng = Random(key(self.seed, "prompts", iteration))
+        size = min(already + count, len(pool))
+        if self.config.sampling == "uniform":
+            return rng.sample(pool, size)[already:]
+        # Weighted draws without replacement: the smallest of independent waiting times with rates w_i.
+        waiting = [-math.log(1 - rng.random()) / self.weight(problem) for problem in pool]
+        order = sorted(range(len(pool)), key=waiting.__getitem__)
+        return [pool[i] for i in order[:size]][already:]
+
+    def weight(self, problem: Problem) -> float:
+        rate = self.success.get(problem.id, self.pass_rate.get(problem.id, 0.0))
+        return max(1 - rate, self.config.priority_floor)
+
+    def learn(self, groups: Sequence[Group]) -> None:
+        """Take the success of finished groups into account."""
+        for group in groups:
+            if group.gradable.any():
+                now = float(group.correct.sum() / group.gradable.sum())
+                before = self.success.get(group.problem.id, now)
+                self.success[group.problem.id] = (before + now) / 2
+
+    def state(self) -> dict[str, Any]:
+        return {"success": self.success}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.success = dict(state["success"])
+
+
+def training_pool(config: Config) -> list[tuple[Problem, float | None]]:
+    """The problems that a recipe trains on, with their pass rates where they were measured."""
+    if config.problems.path:
+        return load_problems(Path(config.problems.path).expanduser())
+    families = config.problems.families or FAMILY_NAMES
+    return [(p, None) for p in problem_set("train", config.problems.pool, 0, families, config.problems.levels)]
