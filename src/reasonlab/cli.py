@@ -15,12 +15,14 @@ from reasonlab.errors import UserError
 
 COMMANDS = {
     "demo": "watch a tiny model learn to think by RL, in minutes on a laptop; figure and summary at the end",
+    "study": "reproduce a published figure: train every arm, draw it, judge the source's claims",
     "train": "run a recipe, continue an interrupted run, or check a recipe with --dry-run",
     "eval": "score a model, a GGUF file or an endpoint on benchmarks, with intervals",
     "grade": "grade predictions in a JSONL file against their golds",
+    "merge": "merge models of one architecture by arithmetic on their weights",
     "compare": "compare two runs or answer files, paired by problem: difference, interval, flips",
-    "data": "list the benchmarks, and check training pools for overlap with them",
-    "figures": "draw a run's accuracy and length against iteration again",
+    "data": "list the benchmarks, check training pools for overlap, curate them, sample models for training data",
+    "figures": "draw the figures of a run or a study again",
     "bench": "measure the engine, and check its logprobs against the learner's",
 }
 
@@ -56,9 +58,11 @@ def _help() -> str:
 def _command(name: str) -> Callable[[list[str]], int]:
     commands = {
         "demo": _demo,
+        "study": _study,
         "train": _train,
         "eval": _eval,
         "grade": _grade,
+        "merge": _merge,
         "compare": _compare,
         "data": _data,
         "figures": _figures,
@@ -93,6 +97,28 @@ def _demo(words: list[str]) -> int:
     from reasonlab.studies.demo import run_demo
 
     return run_demo(arguments.out, arguments.seed, arguments.minutes, arguments.threads)
+
+
+def _study(words: list[str]) -> int:
+    parser = _parser("study", "reasonlab study k15-dynamics --scale cpu --out runs/k15")
+    parser.add_argument("study", choices=["k15-dynamics", "long2short"])
+    parser.add_argument("--scale", choices=["cpu", "gpu", "paper"], default="cpu")
+    parser.add_argument("--seeds", type=int, metavar="N", help="how many training seeds (default: the recipe's)")
+    parser.add_argument("--seed", type=int, default=0, help="the first of them")
+    parser.add_argument("--out", type=Path, help="where it goes and is continued (default: runs/STUDY-SCALE)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time, in processes")
+    parser.add_argument("--arms", default="", help="only these arms, comma-separated (k15-dynamics)")
+    parser.add_argument("--recipe", type=Path, metavar="FILE", help="a study recipe of your own instead of a scale's")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="instead of the recipe's")
+    parser.add_argument("--threads", type=int, help="CPU worker threads of each run")
+    parser.add_argument("--dry-run", action="store_true", help="check the recipe and estimate memory, tokens and time")
+    arguments = parser.parse_args(words)
+    arguments.words = words
+    if min(arguments.jobs, 1 if arguments.seeds is None else arguments.seeds) < 1:
+        raise UserError("--jobs and --seeds are at least 1", "For instance --seeds 3 --jobs 3")
+    from reasonlab.studies.command import run
+
+    return run(arguments)
 
 
 def _train(words: list[str]) -> int:
@@ -179,6 +205,12 @@ def _grade(words: list[str]) -> int:
     return run(arguments)
 
 
+def _merge(words: list[str]) -> int:
+    from reasonlab.methods.merge_command import run
+
+    return run(words)
+
+
 def _compare(words: list[str]) -> int:
     from reasonlab.evaluate.compare_command import run
 
@@ -193,14 +225,13 @@ def _data(words: list[str]) -> int:
 
 def _figures(words: list[str]) -> int:
     parser = _parser("figures", "reasonlab figures runs/demo-1")
-    parser.add_argument("run", type=Path, help="a run directory")
-    parser.add_argument("--out", type=Path, help="where to write (default: into the run)")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a run, or the directory of a study")
+    parser.add_argument("--out", type=Path, help="where to write (default: into it)")
     arguments = parser.parse_args(words)
-    from reasonlab.figures.dynamics import draw_dynamics
+    from reasonlab.figures.redraw import redraw
 
-    out = arguments.out or arguments.run
-    draw_dynamics(arguments.run, out)
-    print(f"wrote {out / 'dynamics.png'}, dynamics.svg and dynamics.csv")
+    files = redraw(arguments.directory, arguments.out or arguments.directory)
+    print(f"wrote {', '.join(map(str, files))}")
     return 0
 
 

@@ -1,0 +1,68 @@
+"""`reasonlab study`: run a study, draw its figures, judge the claims of its source."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from reasonlab.errors import UserError
+from reasonlab.runs.files import write_aside
+from reasonlab.studies import k15_dynamics, long2short
+from reasonlab.studies.plan import Plan
+from reasonlab.studies.recipe import StudyRecipe, own_recipe, study_recipe
+from reasonlab.studies.runner import run_pieces
+from reasonlab.studies.verdicts import record, table
+
+STUDIES: dict[str, ModuleType] = {study.name: study for study in (k15_dynamics, long2short)}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    recipe = _adjusted(
+        own_recipe(arguments.recipe) if arguments.recipe else study_recipe(arguments.study, arguments.scale), arguments
+    )
+    study = STUDIES[arguments.study]
+    if missing := [arm for arm in study.arms[:1] if arm not in recipe.arms]:
+        raise UserError(f"the study {arguments.study} needs the arm {missing[0]}", "Add it to the recipe or to --arms")
+    if arguments.dry_run:
+        from reasonlab.studies.estimate import estimate
+
+        print(estimate(arguments.study, recipe))
+        return 0
+    if recipe.about:
+        raise UserError(
+            f"the scale {recipe.scale} is a recipe for machines and models beyond this one",
+            "Look at what it needs with --dry-run, and run --scale cpu or gpu here",
+        )
+    seeds = tuple(range(arguments.seed, arguments.seed + (arguments.seeds or recipe.settings.seeds)))
+    out = arguments.out or Path("runs") / f"{arguments.study}-{recipe.scale}"
+    command = ["study", *arguments.words]
+    started = time.monotonic()
+    plan = Plan(arguments.study, recipe, seeds, out, command)
+    run_pieces(study.pieces(plan), arguments.jobs)
+    found = study.found(plan)
+    content = record(arguments.study, recipe.scale, seeds, shlex.join(["reasonlab", *command]), plan.device, found)
+    content["seconds"] = round(time.monotonic() - started, 1)
+    write_aside(out / "verdicts.json", (json.dumps(content, indent=1) + "\n").encode())
+    from reasonlab.figures.redraw import redraw
+
+    files = redraw(out, out)
+    print(table(content))
+    print(f"\n{out / 'verdicts.json'}, tables and figures ({', '.join(f.name for f in files if f.suffix == '.png')})")
+    return 0
+
+
+def _adjusted(recipe: StudyRecipe, arguments: argparse.Namespace) -> StudyRecipe:
+    """With the machine's settings from the command line laid over every arm, and only the arms asked for."""
+    changes = {name: value for name in ("device", "threads") if (value := getattr(arguments, name)) is not None}
+    arms = {name: config.model_copy(update=changes) for name, config in recipe.arms.items()}
+    if arguments.arms:
+        wanted: Sequence[str] = arguments.arms.split(",")
+        if unknown := [arm for arm in wanted if arm not in arms]:
+            raise UserError(f"there is no arm {unknown[0]!r}", f"Choose from {', '.join(arms)}")
+        arms = {arm: arms[arm] for arm in wanted}
+    return StudyRecipe(recipe.scale, arms, recipe.settings, recipe.about)

@@ -1,0 +1,297 @@
+"""The study `k15-dynamics`: accuracy and thinking length during Kimi k1.5's RL (report Figs. 5, 6, 8, 9 and 10).
+
+Arms, all from the same base model unless they say otherwise:
+
+    mirror-descent   the method itself, problems drawn uniformly
+    rest             ReST, which only imitates good samples: no negative gradient (Fig. 10)
+    curriculum       as mirror-descent, but only hard problems from an iteration on (Fig. 9)
+    other-size       as mirror-descent, from another rung of the ladder (Fig. 8)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from reasonlab.evaluate.control import FORCED_SUITE, SUITE, recorded_answers
+from reasonlab.evaluate.evaluator import Answer
+from reasonlab.evaluate.statistics import Interval
+from reasonlab.figures.panel_grid import FORCED, TOTAL
+from reasonlab.figures.tables import PANELS, SLOPES, PanelRow, SlopeRow, write_table
+from reasonlab.keys import key
+from reasonlab.model.ladder import bundled_models
+from reasonlab.runs import RunReader
+from reasonlab.studies.plan import Plan
+from reasonlab.studies.runner import Piece, train
+from reasonlab.studies.scores import Floats, Scores, difference, interval, panels_of, points, ratio
+from reasonlab.studies.verdicts import ArmCost, Claim, Outcome, Verdict, judge
+from reasonlab.train.pretrain import ladder_model
+
+name = "k15-dynamics"
+MAIN, REST, CURRICULUM, OTHER_SIZE = "mirror-descent", "rest", "curriculum", "other-size"
+arms = (MAIN, REST, CURRICULUM, OTHER_SIZE)
+RESAMPLES = 2000
+
+Curve = dict[int, dict[str, Scores]]  # iteration → panel → scores
+
+
+def pieces(plan: Plan) -> list[Piece]:
+    """The base models that do not ship, then every arm of every seed."""
+    chosen = list(plan.recipe.arms)
+    models = {arm: plan.recipe.arms[arm].model.path for arm in chosen}
+    to_train = [m for m in dict.fromkeys(models.values()) if m not in bundled_models() and not Path(m).is_dir()]
+    bases = [Piece(model, _base, (model, plan.device)) for model in to_train]
+    runs = [
+        Piece(
+            f"{arm} {seed}",
+            train,
+            (plan.config(arm, seed), plan.run(arm, seed), plan.command),
+            needs=(models[arm],) if models[arm] in to_train else (),
+        )
+        for arm in chosen
+        for seed in plan.seeds
+    ]
+    return [*bases, *runs]
+
+
+def _base(model: str, device: str) -> None:
+    ladder_model(model, device)
+
+
+def found(plan: Plan) -> Outcome:
+    curves = {arm: read_curve([plan.run(arm, seed) for seed in plan.seeds]) for arm in plan.recipe.arms}
+    rows = [row for arm, curve in curves.items() for row in panel_rows(arm, curve)]
+    write_table(plan.out / PANELS, PanelRow, rows)
+    write_table(plan.out / SLOPES, SlopeRow, slope_rows(MAIN, curves[MAIN]))
+    main = curves[MAIN]
+    split = gain_split(main)
+    config = plan.recipe.arms[MAIN]
+    other = plan.recipe.arms.get(OTHER_SIZE)
+    protocol = {
+        "model": Path(config.model.path).name,
+        "other_model": Path(other.model.path).name if other else None,
+        "iterations": config.iterations,
+        "temperature": config.evaluate.temperature,
+        "max_tokens": config.rollout.max_tokens,
+        "split": config.evaluate.split,
+        "levels": list(config.evaluate.levels),
+        "questions": config.evaluate.problems,
+        "samples": config.evaluate.samples,
+        "curriculum_switch": plan.recipe.arms[CURRICULUM].problems.curriculum_from if CURRICULUM in curves else None,
+    }
+    return Outcome(
+        claims=claims(curves),
+        arms=[cost(arm, curve, [plan.run(arm, seed) for seed in plan.seeds]) for arm, curve in curves.items()],
+        protocol={name: value for name, value in protocol.items() if value is not None},
+        gain_split=split,
+    )
+
+
+# --- the numbers -----------------------------------------------------------------------------------------------------
+
+
+def read_curve(runs: Sequence[Path]) -> Curve:
+    """Scores of every panel at every evaluated iteration, over the runs of all seeds."""
+    readers = [RunReader(run) for run in runs]
+
+    def answers(suite: str, step: int) -> list[list[Answer]]:
+        return [recorded_answers(reader, suite, step) for reader in readers]
+
+    curve: Curve = {}
+    for step in readers[0].evaluation_steps(SUITE):
+        free = answers(SUITE, step)
+        curve[step] = {TOTAL: Scores.of(free), **panels_of(free, lambda answer: answer.family)}
+    for step in readers[0].evaluation_steps(FORCED_SUITE):
+        curve[step][FORCED] = Scores.of(answers(FORCED_SUITE, step))
+    return curve
+
+
+def panel_rows(arm: str, curve: Curve) -> list[PanelRow]:
+    rows = []
+    for step, panels in curve.items():
+        for panel, scores in panels.items():
+            accuracy, tokens = scores.accuracy_interval(), scores.tokens_interval()
+            low, high = np.quantile(scores.lengths, [0.05, 0.95])
+            measured = (accuracy.estimate, accuracy.low, accuracy.high, tokens.estimate, tokens.low, tokens.high)
+            counts = (len(scores.problems), scores.samples, scores.seeds)
+            rows.append(PanelRow(arm, panel, step, *measured, float(low), float(high), *counts))
+    return rows
+
+
+def slope_rows(arm: str, curve: Curve) -> list[SlopeRow]:
+    """Accuracy per token over the checkpoints, regressed on the panel's own length and on the total's."""
+    total = [panels[TOTAL].tokens.mean() for panels in curve.values()]
+    rows = []
+    for panel in families(curve, with_total=True):
+        accuracy = np.array([panels[panel].accuracy.mean() for panels in curve.values()])
+        own = [panels[panel].tokens.mean() for panels in curve.values()]
+        for against, x in (("own", own), ("total", total)):
+            slope, correlation = _fit(np.array(x), accuracy)
+            draws = _resampled_slopes(curve, panel, TOTAL if against == "total" else panel)
+            low, high = np.quantile(draws, [0.025, 0.975]) if len(curve) > 2 else (math.nan, math.nan)
+            rows.append(SlopeRow(arm, panel, slope, min(low, slope), max(high, slope), correlation, against))
+    return rows
+
+
+def _fit(x: Floats, y: Floats) -> tuple[float, float]:
+    dx, dy = x - x.mean(), y - y.mean()
+    sxx, syy, sxy = (dx * dx).sum(), (dy * dy).sum(), (dx * dy).sum()
+    slope = float(sxy / sxx) if sxx > 0 else 0.0
+    return slope, float(np.clip(sxy / math.sqrt(sxx * syy), -1, 1)) if sxx * syy > 0 else 0.0
+
+
+def _resampled_slopes(curve: Curve, panel: str, against: str) -> Floats:
+    """Slopes over draws of seeds and questions with replacement."""
+    y = np.stack([panels[panel].accuracy for panels in curve.values()])
+    x = np.stack([panels[against].tokens for panels in curve.values()])
+    rng = np.random.default_rng(key(0, "slopes", panel, against))
+    slopes = np.empty(RESAMPLES // 4)
+    for i in range(len(slopes)):
+        seeds = rng.integers(y.shape[1], size=y.shape[1])
+        questions = rng.integers(y.shape[2], size=y.shape[2])
+        own = questions if x.shape == y.shape else rng.integers(x.shape[2], size=x.shape[2])
+        slopes[i], _ = _fit(x[:, seeds][:, :, own].mean((1, 2)), y[:, seeds][:, :, questions].mean((1, 2)))
+    return slopes
+
+
+def families(curve: Curve, with_total: bool = False) -> list[str]:
+    names = [panel for panel in next(iter(curve.values())) if panel not in (TOTAL, FORCED)]
+    return [TOTAL, *names] if with_total else names
+
+
+def gain_split(curve: Curve) -> dict[str, object] | None:
+    """The total gain between the ends, divided by the control into choosing to think and thinking better."""
+    first, last = min(curve), max(curve)
+    if FORCED not in curve[first] or FORCED not in curve[last] or first == last:
+        return None
+    gain = curve[last][TOTAL].accuracy - curve[first][TOTAL].accuracy
+    skill = curve[last][FORCED].accuracy - curve[first][FORCED].accuracy
+    parts = {"gain": interval(gain), "style": interval(gain - skill), "skill": interval(skill)}
+    return {
+        "before": first,
+        "after": last,
+        **{name: [part.estimate, part.low, part.high] for name, part in parts.items()},
+    }
+
+
+def cost(arm: str, curve: Curve, runs: Sequence[Path]) -> ArmCost:
+    last = curve[max(curve)][TOTAL]
+    states = [json.loads((run / "checkpoints/final/trainer/state.json").read_text()) for run in runs]
+    return ArmCost(
+        arm,
+        float(last.accuracy.mean()),
+        float(last.tokens.mean()),
+        sum(state["generated_tokens"] for state in states),
+        round(sum(state["seconds"] for state in states), 1),
+    )
+
+
+# --- the claims ------------------------------------------------------------------------------------------------------
+
+
+def claims(curves: Mapping[str, Curve]) -> list[Claim]:
+    main = curves[MAIN]
+    first, last = main[min(main)], main[max(main)]
+    gain = points(difference(first[TOTAL].accuracy, last[TOTAL].accuracy))
+    growth = ratio(first[TOTAL].tokens, last[TOTAL].tokens)
+    judged = [
+        judge("accuracy-rises", "total accuracy after RL minus before, points", gain, "+21.7 points (57.8 to 79.5 %)"),
+        judge("length-rises", "mean tokens after RL over before", growth, "7.4 (1,307 to 9,655 tokens)", 1.0),
+        both_rise(main),
+        harder_lengthen_more(main),
+    ]
+    if FORCED in first and FORCED in last:
+        skill = points(difference(first[FORCED].accuracy, last[FORCED].accuracy))
+        judged.insert(
+            1, judge("skill-rises", "accuracy with thinking forced, after minus before, points", skill, "not measured")
+        )
+    if REST in curves:
+        judged.append(
+            judge(
+                "beats-rest",
+                "mirror descent minus ReST at the end, points",
+                points(final_difference(curves[REST], main)),
+                "+7.1 points (mean of the last five checkpoints, 64.3 against 57.2 %)",
+            )
+        )
+    if CURRICULUM in curves:
+        judged.append(
+            judge(
+                "curriculum-beats-uniform",
+                "curriculum minus uniform at the end, points",
+                points(final_difference(main, curves[CURRICULUM])),
+                "+3.7 points at the last common iteration (59.1 against 55.4 %)",
+            )
+        )
+    if OTHER_SIZE in curves:
+        judged.append(fewer_tokens(main, curves[OTHER_SIZE]))
+    return judged
+
+
+def final_difference(a: Curve, b: Curve) -> Interval:
+    """Accuracy of b minus a at the last iteration both were evaluated at."""
+    last = max(set(a) & set(b))
+    return difference(a[last][TOTAL].accuracy, b[last][TOTAL].accuracy)
+
+
+def both_rise(curve: Curve) -> Claim:
+    """On how many panels accuracy and length both rise. Certain: both intervals above zero. Possible: neither below."""
+    first, last = curve[min(curve)], curve[max(curve)]
+    certain = seen = possible = 0
+    names = families(curve)
+    for panel in names:
+        rises = [
+            difference(first[panel].accuracy, last[panel].accuracy),
+            difference(first[panel].tokens, last[panel].tokens),
+        ]
+        certain += all(rise.low > 0 for rise in rises)
+        seen += all(rise.estimate > 0 for rise in rises)
+        possible += all(rise.high > 0 for rise in rises)
+    half = len(names) / 2
+    verdict: Verdict = "holds" if certain > half else "fails" if possible <= half else "undecided"
+    text = f"panels of {len(names)} on which accuracy and tokens both rise (interval: certain, possible)"
+    return Claim("both-on-most-panels", text, verdict, seen, (certain, possible), "11 of 11 panels beside the total")
+
+
+def harder_lengthen_more(curve: Curve) -> Claim:
+    """Correlation over panels of the error rate before with log(tokens after / before); bootstrap of seeds and
+    questions."""
+    first, last = curve[min(curve)], curve[max(curve)]
+    names = families(curve)
+
+    def correlation(draw: np.random.Generator | None) -> float:
+        hard, growth = [], []
+        for panel in names:
+            a, b = first[panel], last[panel]
+            seeds, questions = np.arange(a.accuracy.shape[0]), np.arange(a.accuracy.shape[1])
+            if draw is not None:
+                seeds, questions = draw.choice(seeds, len(seeds)), draw.choice(questions, len(questions))
+            part = np.ix_(seeds, questions)
+            hard.append(1 - a.accuracy[part].mean())
+            growth.append(math.log(b.tokens[part].mean() / a.tokens[part].mean()))
+        return _fit(np.array(hard), np.array(growth))[1]
+
+    rng = np.random.default_rng(key(0, "harder panels"))
+    low, high = np.quantile([correlation(rng) for _ in range(RESAMPLES)], [0.025, 0.975])
+    value = Interval(correlation(None), float(low), float(high))
+    text = "correlation over panels of the error rate before RL with log growth of length"
+    return judge("harder-lengthen-more", text, value, "AIME 3.8 times within 24 iterations, MATH500 2.1 times")
+
+
+def fewer_tokens(main: Curve, other: Curve) -> Claim:
+    """Whether the larger model reaches the smaller one's final accuracy with fewer tokens."""
+    text = "tokens of the larger model where it reaches the smaller one's final accuracy, over the smaller one's"
+    id, published = "larger-needs-fewer-tokens", "about one half (OMNI-MATH 0.49 at 2.7-3.1k against 5.5k tokens)"
+    first = [curve[min(curve)][TOTAL].accuracy.mean() for curve in (main, other)]
+    small, large = (main, other) if first[0] < first[1] else (other, main)
+    wanted = small[max(small)][TOTAL]
+    reached = [step for step, panels in large.items() if panels[TOTAL].accuracy.mean() >= wanted.accuracy.mean()]
+    if not reached:
+        return Claim(id, text, "fails", None, None, published)
+    value = ratio(wanted.tokens, large[min(reached)][TOTAL].tokens)
+    verdict: Verdict = "holds" if value.high < 1 else "fails" if value.low > 1 else "undecided"
+    return Claim(id, text, verdict, value.estimate, (value.low, value.high), published)

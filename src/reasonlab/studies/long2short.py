@@ -1,0 +1,350 @@
+"""The study `long2short`: from a model that thinks long to one that thinks short (Kimi k1.5 §2.4, Fig. 7).
+
+The long model is made as in the report: the base model is warmed up on verified long answers and trained by RL without
+a length penalty. Then every way of shortening starts from it:
+
+    shortest   SFT on the shortest correct of n samples of the long model
+    merge      the average of the long model's weights and the base model's, which answers short; no training
+    merge+rs   shortest rejection sampling on the merged model
+    dpo        the shortest correct sample preferred to longer wrong and much longer correct ones
+    rl         a second RL phase with the length reward and a reduced token limit
+
+Every model answers the same test problems with the full token limit. Reference points: the base model, and the base
+model with thinking forced. The short model of the merge is the base model because that is our short-answering model;
+the report's is its short-CoT model.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from reasonlab.config import Config, DpoConfig, SftConfig
+from reasonlab.evaluate.evaluator import FORCED_STYLE, Answer, evaluate
+from reasonlab.evaluate.frontier import dominance
+from reasonlab.figures.tables import ARMS, ArmRow, write_table
+from reasonlab.methods.behaviours import warmup_demonstrations
+from reasonlab.methods.group import Group
+from reasonlab.methods.long2short import preference_pairs, shortest_correct
+from reasonlab.methods.merge_command import Settings, Source, check, merge_checkpoints
+from reasonlab.model.ladder import bundled_models, resolve_model
+from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
+from reasonlab.rollout.types import Sampling
+from reasonlab.runs.files import write_aside
+from reasonlab.studies.plan import Plan
+from reasonlab.studies.recipe import StudySettings
+from reasonlab.studies.runner import Piece, train
+from reasonlab.studies.scores import Floats, Scores, difference, panels_of, points, ratio
+from reasonlab.studies.verdicts import ArmCost, Claim, Outcome, Verdict, judge
+from reasonlab.terminal import make_observer
+from reasonlab.train.pretrain import ladder_model
+from reasonlab.train.prompts import training_pool
+from reasonlab.train.recorded import write_demonstrations, write_pairs
+from reasonlab.train.sample import open_engine, sample_groups
+
+name = "long2short"
+WARM_UP, LONG, SHORTEST, MERGE, MERGE_RS, DPO, RL = "warm-up", "long", "shortest", "merge", "merge+rs", "dpo", "rl"
+arms = (WARM_UP, LONG, SHORTEST, MERGE_RS, DPO, RL)  # those that are trained; merging needs no recipe
+FINISHED = (LONG, SHORTEST, MERGE, MERGE_RS, DPO, RL)
+BASE, BASE_FORCED = "base", "base, thinking forced"
+ORDER = (RL, DPO, MERGE_RS, MERGE, SHORTEST)  # the report's, by accuracy
+ALL, HARD = "all levels", "hardest level"
+COST = "cost.json"
+
+
+# --- the work --------------------------------------------------------------------------------------------------------
+
+
+def pieces(plan: Plan) -> list[Piece]:
+    settings, work = plan.recipe.settings, []
+    base = plan.recipe.arms[WARM_UP].model.path
+    shipped = base in bundled_models() or Path(base).is_dir()
+    if not shipped:
+        work.append(Piece(base, _base, (base, plan.device)))
+    after_base = () if shipped else (base,)
+    for seed in plan.seeds:
+        root = plan.run("", seed)
+
+        def piece(name: str, function: Any, *arguments: Any, needs: Sequence[str] = (), seed: int = seed) -> None:
+            work.append(Piece(f"{name} {seed}", function, arguments, tuple(f"{need} {seed}" for need in needs)))
+
+        def run(arm: str, model: Path, data: str = "", needs: Sequence[str] = (), seed: int = seed) -> None:
+            config = starting_from(plan.config(arm, seed), model, plan.run("", seed) / data if data else None)
+            piece(arm, train, config, plan.run(arm, seed), plan.command, needs=needs, seed=seed)
+
+        long, merged = final(root / LONG), root / MERGE
+        config = plan.config(LONG, seed)
+        work.append(Piece(f"warm-up data {seed}", warmup_data, (base, config, settings, root), after_base))
+        run(WARM_UP, Path(base), "warm-up.jsonl", needs=["warm-up data"])
+        run(LONG, final(root / WARM_UP), needs=[WARM_UP])
+        piece("samples", long_samples, long, config, settings, root, needs=[LONG])
+        run(SHORTEST, long, "shortest.jsonl", needs=["samples"])
+        run(DPO, long, "pairs.jsonl", needs=["samples"])
+        run(RL, long, needs=[LONG])
+        piece(MERGE, merge, base, long, settings.merge_weight, merged, needs=[LONG])
+        piece("merged samples", merged_samples, merged, config, settings, root, needs=[MERGE])
+        run(MERGE_RS, merged, "merge+rs.jsonl", needs=["merged samples"])
+        for arm in FINISHED:
+            model = merged if arm == MERGE else final(root / arm)
+            piece(f"answers of {arm}", answer, str(model), config, settings, answers_file(root, arm), "", needs=[arm])
+    config = plan.config(LONG, plan.seeds[0])
+    for arm, force in ((BASE, ""), (BASE_FORCED, FORCED_STYLE)):
+        where = answers_file(plan.out / "runs", arm)
+        work.append(Piece(f"answers of {arm}", answer, (base, config, settings, where, force), after_base))
+    return work
+
+
+def final(run: Path) -> Path:
+    return run / "checkpoints" / "final"
+
+
+def answers_file(root: Path, arm: str) -> Path:
+    return root / "answers" / f"{arm}.jsonl.gz"
+
+
+def starting_from(config: Config, model: Path, data: Path | None) -> Config:
+    """The recipe with the model that it starts from and the examples that it learns from."""
+    changes: dict[str, Any] = {"model": config.model.model_copy(update={"path": str(model)})}
+    if data is not None:
+        assert isinstance(config.method, SftConfig | DpoConfig)
+        changes["method"] = config.method.model_copy(update={"data": str(data)})
+    return config.model_copy(update=changes)
+
+
+def _base(model: str, device: str) -> None:
+    ladder_model(model, device)
+
+
+def warmup_data(base: str, config: Config, settings: StudySettings, root: Path) -> None:
+    """Verified long answers of the base model that show the behaviours: prompted by forcing it to think."""
+    out = root / "warm-up.jsonl"
+    if out.exists():
+        return
+    started = time.monotonic()
+    groups, decode = _sampled(base, config, settings.warmup_problems, settings.warmup_samples, FORCED_STYLE)
+    write_demonstrations(out, warmup_demonstrations(groups, decode))
+    _write_cost(root / "warm-up data", groups, started)
+
+
+def long_samples(model: Path, config: Config, settings: StudySettings, root: Path) -> None:
+    """n samples of the long model: the shortest correct ones, and the preference pairs."""
+    if (root / "pairs.jsonl").exists():
+        return
+    started = time.monotonic()
+    groups, _ = _sampled(str(model), config, settings.sampled_problems, settings.sampled_answers)
+    write_demonstrations(root / "shortest.jsonl", shortest_correct(groups))
+    by_problem = {group.problem.id: group for group in groups}
+    pairs = preference_pairs(groups, settings.pairs)
+    _write_cost(root / "samples", groups, started)
+    write_pairs(root / "pairs.jsonl", [_pair(by_problem[p.id], chosen, rejected) for p, chosen, rejected in pairs])
+
+
+def _pair(group: Group, *rollouts: Any) -> Group:
+    places = [next(i for i, r in enumerate(group.rollouts) if r is rollout) for rollout in rollouts]
+    return Group(group.problem, list(rollouts), [group.grades[i] for i in places])
+
+
+def merged_samples(model: Path, config: Config, settings: StudySettings, root: Path) -> None:
+    out = root / "merge+rs.jsonl"
+    if out.exists():
+        return
+    started = time.monotonic()
+    groups, _ = _sampled(str(model), config, settings.sampled_problems, settings.sampled_answers)
+    _write_cost(root / "merged samples", groups, started)
+    write_demonstrations(out, shortest_correct(groups))
+
+
+def _sampled(model: str, config: Config, problems: int, samples: int, force: str = "") -> tuple[list[Group], Any]:
+    """Rollouts of training problems."""
+    pool = [problem for problem, _ in training_pool(config)][:problems]
+    engine, tokenizer = open_engine(resolve_model(model), config.device, config.threads, config.rollout.rows)
+    with make_observer(1, Path(model).name) as observer:
+        arguments = (pool, samples, _sampling(config, tokenizer.eos_id), config.seed, observer.progress, force)
+        return sample_groups(engine, tokenizer, *arguments), tokenizer.decode
+
+
+def _sampling(config: Config, eos: int) -> Sampling:
+    return Sampling(
+        temperature=config.rollout.temperature,
+        max_tokens=config.rollout.max_tokens,
+        stop_ids=(eos,),
+        repetition_window=config.rollout.repetition_window,
+    )
+
+
+def merge(base: str, long: Path, weight: float, out: Path) -> None:
+    if out.exists():
+        return
+    started = time.monotonic()
+    sources = [Source.open(str(long)), Source.open(base)]
+    check(sources)
+    merge_checkpoints(sources, None, Settings("linear", (weight, 1 - weight)), out)
+    _write_cost(out, [], started)
+
+
+def answer(model: str, config: Config, settings: StudySettings, out: Path, force: str) -> None:
+    """The test answers of a finished model."""
+    if out.exists():
+        return
+    engine, tokenizer = open_engine(resolve_model(model), config.device, config.threads, config.rollout.rows)
+    families = config.problems.families or FAMILY_NAMES
+    problems = problem_set(settings.split, settings.questions, 0, families, config.evaluate.levels)
+    with make_observer(1, out.name.removesuffix(".jsonl.gz")) as observer:
+        done = 0
+
+        def progress(more: int) -> None:
+            nonlocal done
+            done += more
+            observer.progress("test answers", done, settings.questions * settings.samples)
+
+        sampling = _sampling(config, tokenizer.eos_id)
+        answers = evaluate(engine, tokenizer, problems, sampling, settings.samples, 0, force, progress)
+    lines = b"".join(orjson.dumps(one.row()) + b"\n" for one in answers)
+    write_aside(out, gzip.compress(lines, mtime=0))
+
+
+def _write_cost(directory: Path, groups: Sequence[Group], started: float) -> None:
+    tokens = int(sum(group.lengths.sum() for group in groups))
+    cost = {"generated_tokens": tokens, "seconds": round(time.monotonic() - started, 1)}
+    write_aside(directory / COST, (json.dumps(cost) + "\n").encode())
+
+
+# --- what was found --------------------------------------------------------------------------------------------------
+
+
+def found(plan: Plan) -> Outcome:
+    roots = [plan.run("", seed) for seed in plan.seeds]
+    answers = {arm: [read_answers(answers_file(root, arm)) for root in roots] for arm in FINISHED}
+    for arm in (BASE, BASE_FORCED):  # one model, whatever the seed
+        answers[arm] = [read_answers(answers_file(plan.out / "runs", arm))]
+    hardest = max(plan.recipe.arms[LONG].evaluate.levels)
+
+    def hard_part(one: Answer) -> str:
+        return HARD if one.level == hardest else ""
+
+    scores = {arm: Scores.of(of_arm) for arm, of_arm in answers.items()}
+    hard = {arm: panels_of(of_arm, hard_part)[HARD] for arm, of_arm in answers.items()}
+    rows = [arm_row(panel, arm, one) for panel, table in ((ALL, scores), (HARD, hard)) for arm, one in table.items()]
+    write_table(plan.out / ARMS, ArmRow, rows)
+    config, settings = plan.recipe.arms[LONG], plan.recipe.settings
+    protocol = {
+        "model": Path(plan.recipe.arms[WARM_UP].model.path).name,
+        "temperature": config.rollout.temperature,
+        "max_tokens": config.rollout.max_tokens,
+        "rl_max_tokens": plan.recipe.arms[RL].rollout.max_tokens,
+        "rl_length_weight": plan.recipe.arms[RL].reward.length_weight,
+        "split": settings.split,
+        "levels": list(config.evaluate.levels),
+        "hardest_level": hardest,
+        "questions": settings.questions,
+        "samples": settings.samples,
+    }
+    return Outcome(claims(scores), [cost(arm, one, roots) for arm, one in scores.items()], protocol)
+
+
+def read_answers(path: Path) -> list[Answer]:
+    return [Answer(**orjson.loads(line)) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def arm_row(panel: str, arm: str, scores: Scores) -> ArmRow:
+    accuracy, tokens = scores.accuracy_interval(), scores.tokens_interval()
+    covariance = joint_covariance(scores)
+    return ArmRow(
+        panel,
+        arm,
+        arm,
+        *(accuracy.estimate, accuracy.low, accuracy.high, tokens.estimate, tokens.low, tokens.high),
+        *(float(covariance[0, 0]), float(covariance[1, 1]), float(covariance[0, 1])),
+        *(len(scores.problems), scores.samples, scores.seeds),
+    )
+
+
+def joint_covariance(scores: Scores) -> Floats:
+    """Of the means of accuracy and tokens: Σ_questions / Q + Σ_seeds / S, each from the means over the other."""
+    both = np.stack([scores.accuracy, scores.tokens])  # [2, seed, question]
+    covariance: Floats = np.cov(both.mean(axis=1)) / both.shape[2]
+    if both.shape[1] > 1:
+        covariance = covariance + np.cov(both.mean(axis=2)) / both.shape[1]
+    return covariance
+
+
+def claims(scores: Mapping[str, Scores]) -> list[Claim]:
+    long, rl = scores[LONG], scores[RL]
+    kept, length = ratio(long.accuracy, rl.accuracy), ratio(long.tokens, rl.tokens)
+    shorter: Verdict = "holds" if length.high < 1 else "fails" if length.low > 1 else "undecided"
+    judged = [
+        judge(
+            "rl-keeps-accuracy",
+            "accuracy of rl over that of long; the claim is more than 0.97",
+            kept,
+            "1.005 on MATH500 (94.6 / 94.1 %), 0.96 on AIME 2024 (60.8 / 63.3 %)",
+            0.97,
+        ),
+        Claim(
+            "rl-is-shorter",
+            "tokens of rl over those of long",
+            shorter,
+            length.estimate,
+            (length.low, length.high),
+            "0.91 on MATH500 (1,197 / 1,320), 0.78 on AIME 2024 (3,257 / 4,199)",
+        ),
+        on_the_front(scores),
+    ]
+    published = {DPO: "+3.0, +13.7", MERGE_RS: "+1.4, +4.2", MERGE: "+1.0, +3.9", SHORTEST: "+1.0, +13.1"}
+    for better, worse in pairwise(ORDER):
+        gap = points(difference(scores[worse].accuracy, scores[better].accuracy))
+        text = f"accuracy of {better} minus {worse}, points"
+        judged.append(judge(f"{better}-above-{worse}", text, gap, f"{published[worse]} points (MATH500, AIME 2024)"))
+    return judged
+
+
+def on_the_front(scores: Mapping[str, Scores]) -> Claim:
+    """No other arm is at least as accurate and at most as long as rl."""
+
+    def means(arm: str) -> tuple[Floats, Floats]:
+        return scores[arm].accuracy.mean(axis=0), scores[arm].tokens.mean(axis=0)
+
+    rivals = [arm for arm in FINISHED if arm != RL]
+    chance = {arm: dominance(*means(RL), *means(arm)).b for arm in rivals}
+    worst = max(chance, key=lambda arm: chance[arm])
+    verdict: Verdict = "holds" if chance[worst] < 0.05 else "fails" if chance[worst] > 0.95 else "undecided"
+    text = f"largest probability over draws of questions that another arm ({worst}) dominates rl"
+    return Claim("rl-on-pareto-front", text, verdict, chance[worst], None, "no other k1.5 arm dominates rl in Fig. 7")
+
+
+_PARTS = {
+    LONG: ("warm-up data",),
+    SHORTEST: ("samples",),
+    DPO: ("samples",),
+    MERGE: (MERGE,),
+    MERGE_RS: (MERGE, "merged samples"),
+}
+
+
+def cost(arm: str, scores: Scores, roots: Sequence[Path]) -> ArmCost:
+    """What an arm adds to the long model (for `long`: what it took from the base model on)."""
+    states = [root / part / COST for root in roots for part in _PARTS.get(arm, ())]
+    trained = {LONG: (WARM_UP, LONG), BASE: (), BASE_FORCED: (), MERGE: ()}.get(arm, (arm,))
+    states += [final(root / run) / "trainer" / "state.json" for root in roots for run in trained]
+    taken = [json.loads(state.read_text()) for state in states]
+    sampled = [one for one, state in zip(taken, states, strict=True) if _samples(state)]
+    return ArmCost(
+        arm,
+        float(scores.accuracy.mean()),
+        float(scores.tokens.mean()),
+        sum(one["generated_tokens"] for one in sampled),
+        round(sum(one["seconds"] for one in taken), 1),
+    )
+
+
+def _samples(state: Path) -> bool:
+    """SFT and DPO runs count the tokens they learn from; only what was sampled is a cost of generation."""
+    return state.name == COST or state.parents[3].name in (LONG, RL)

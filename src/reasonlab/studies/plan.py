@@ -1,0 +1,44 @@
+"""What a study is asked to do, and what every study offers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from reasonlab.config import Config
+from reasonlab.studies.recipe import StudyRecipe
+from reasonlab.studies.runner import Piece
+from reasonlab.studies.verdicts import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One study at one scale: its recipe, its seeds and where its results go."""
+
+    study: str
+    recipe: StudyRecipe
+    seeds: tuple[int, ...]
+    out: Path
+    command: Sequence[str]
+
+    def config(self, arm: str, seed: int) -> Config:
+        return self.recipe.arms[arm].model_copy(update={"seed": seed})
+
+    def run(self, arm: str, seed: int) -> Path:
+        return self.out / "runs" / f"seed-{seed}" / arm
+
+    @property
+    def device(self) -> str:
+        return next(iter(self.recipe.arms.values())).device
+
+
+class Study(Protocol):
+    """`pieces` is the work, `found` reads what it left, writes the tables of the figures and judges the claims."""
+
+    name: str
+    arms: tuple[str, ...]
+
+    def pieces(self, plan: Plan) -> list[Piece]: ...
+    def found(self, plan: Plan) -> Outcome: ...

@@ -1,0 +1,105 @@
+"""Scores of several training seeds on the same questions, and the intervals that claims are judged by.
+
+A quantity is an array [seed, question] of question means. With one seed an interval speaks of questions like these;
+with several also of the method trained again (`evaluate/seeds.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reasonlab.evaluate.evaluator import Answer
+from reasonlab.evaluate.statistics import (
+    Interval,
+    mean_interval,
+    score_interval,
+    seed_mean_interval,
+    seed_score_interval,
+)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One arm at one point of training: accuracy and tokens [seed, question], and every single answer's length."""
+
+    problems: tuple[str, ...]
+    families: tuple[str, ...]
+    levels: tuple[int, ...]
+    accuracy: Floats
+    tokens: Floats
+    lengths: Floats
+    samples: int
+
+    @classmethod
+    def of(cls, answers: Sequence[Sequence[Answer]]) -> Scores:
+        """From the answers of each seed. Questions without a graded answer in some seed are left out of all."""
+        tables = [_by_problem(one) for one in answers]
+        shared = [problem for problem in tables[0] if all(problem in table for table in tables)]
+        about = {answer.problem: (answer.family, answer.level) for answer in answers[0]}
+        kept = set(shared)
+        return cls(
+            problems=tuple(shared),
+            families=tuple(about[problem][0] for problem in shared),
+            levels=tuple(about[problem][1] for problem in shared),
+            accuracy=np.array([[table[problem][0] for problem in shared] for table in tables]),
+            tokens=np.array([[table[problem][1] for problem in shared] for table in tables]),
+            lengths=np.array([a.tokens for one in answers for a in one if a.problem in kept], np.float64),
+            samples=max(a.sample for a in answers[0]) + 1,
+        )
+
+    @property
+    def seeds(self) -> int:
+        return len(self.accuracy)
+
+    def accuracy_interval(self) -> Interval:
+        if self.seeds > 1:
+            return seed_score_interval(self.accuracy)
+        return score_interval([[x] for x in self.accuracy[0]])
+
+    def tokens_interval(self) -> Interval:
+        return interval(self.tokens)
+
+
+def _by_problem(answers: Sequence[Answer]) -> dict[str, tuple[float, float]]:
+    groups: dict[str, list[Answer]] = {}
+    for answer in answers:
+        if answer.verdict in ("correct", "wrong"):
+            groups.setdefault(answer.problem, []).append(answer)
+    return {
+        problem: (float(np.mean([a.verdict == "correct" for a in group])), float(np.mean([a.tokens for a in group])))
+        for problem, group in groups.items()
+    }
+
+
+def panels_of(answers: Sequence[Sequence[Answer]], part: Callable[[Answer], str]) -> dict[str, Scores]:
+    """The scores of each part of the questions, named by `part`."""
+    names = dict.fromkeys(part(answer) for answer in answers[0])
+    return {name: Scores.of([[a for a in one if part(a) == name] for one in answers]) for name in names}
+
+
+def interval(values: Floats) -> Interval:
+    """The mean of a quantity [seed, question]."""
+    return seed_mean_interval(values) if len(values) > 1 else mean_interval(values[0])
+
+
+def difference(a: Floats, b: Floats) -> Interval:
+    """How much higher b is than a: same questions, runs matched seed by seed."""
+    return interval(b - a)
+
+
+def ratio(a: Floats, b: Floats) -> Interval:
+    """R = mean(b) / mean(a), by linearisation: Var R ≈ Var mean((b − R·a) / mean(a))."""
+    estimate = float(b.mean() / a.mean())
+    around = interval((b - estimate * a) / a.mean())
+    return Interval(estimate, estimate + around.low, estimate + around.high)
+
+
+def points(value: Interval) -> Interval:
+    """A difference of fractions in percentage points."""
+    return Interval(100 * value.estimate, 100 * value.low, 100 * value.high, value.level)
