@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from reasonlab.methods.group import Group
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.types import Rollout
@@ -33,21 +35,22 @@ def shortest_correct(groups: Iterable[Group]) -> list[tuple[Problem, Rollout]]:
     return kept
 
 
-def preference_pairs(groups: Iterable[Group], most_pairs: int = 4) -> list[tuple[Problem, Rollout, Rollout]]:
-    """(problem, chosen, rejected): chosen is the shortest correct rollout.
+def preference_pairs(groups: Iterable[Group], most_pairs: int = 4) -> list[Group]:
+    """Pairs as groups of two, the chosen rollout first: the shortest correct one.
 
     Rejected are wrong rollouts that are longer, and correct ones at least `LONGER` times as long; the longest first.
     Rollouts that could not be graded are in no pair.
     """
     pairs = []
     for group in groups:
-        for problem, chosen in shortest_correct([group]):
-            short, long = len(chosen.ids), LONGER * len(chosen.ids)
-            rejected = [
-                rollout
-                for rollout, right, graded in zip(group.rollouts, group.correct, group.gradable, strict=True)
-                if graded and (len(rollout.ids) >= long if right else len(rollout.ids) > short)
-            ]
-            rejected.sort(key=lambda rollout: -len(rollout.ids))
-            pairs += [(problem, chosen, rollout) for rollout in rejected[:most_pairs]]
+        lengths, correct = group.lengths, group.correct
+        if not correct.any():
+            continue
+        chosen = min(np.flatnonzero(correct), key=lambda i: (lengths[i], i))
+        too_long = np.where(correct, lengths >= LONGER * lengths[chosen], lengths > lengths[chosen])
+        rejected = sorted(np.flatnonzero(too_long & group.gradable), key=lambda i: (-lengths[i], i))
+        pairs += [
+            Group(group.problem, [group.rollouts[i] for i in pair], [group.grades[i] for i in pair])
+            for pair in ((chosen, other) for other in rejected[:most_pairs])
+        ]
     return pairs

@@ -17,13 +17,15 @@ from reasonlab.problems.registry import Benchmark, benchmarks
 from reasonlab.problems.sources import DATA_VARIABLE, ChecksumWarning, local_file
 from reasonlab.problems.suites import SUITES
 from reasonlab.problems.training_pools import REPORT_SUFFIX, Report, check_clean_name, check_pools, write_clean
+from reasonlab.train import sample_command
 
 _EXAMPLES = """example: reasonlab data list
 
 more:
   reasonlab data list --data ~/benchmarks
   reasonlab data check dapo_math_17k --data ~/benchmarks --against mel5 --clean clean/dapo.jsonl.gz
-  reasonlab data curate tiny --model tiny-1m --out curated.jsonl"""
+  reasonlab data curate tiny --model tiny-1m --out curated.jsonl
+  reasonlab data sample tiny-1m --keep shortest --out shortest.jsonl"""
 
 
 def run(words: list[str]) -> int:
@@ -32,13 +34,15 @@ def run(words: list[str]) -> int:
     with _warnings_in_one_line():
         if arguments.what == "curate":
             return curate_command.run(arguments, words)
+        if arguments.what == "sample":
+            return sample_command.run(arguments)
         return _list(arguments) if arguments.what == "list" else _check(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = argparse.ArgumentParser(prog="reasonlab data", description=__doc__, epilog=_EXAMPLES, **shape)
-    parts = parser.add_subparsers(dest="what", required=True, metavar="list|check|curate")
+    parts = parser.add_subparsers(dest="what", required=True, metavar="list|check|curate|sample")
     listing = parts.add_parser(
         "list",
         description="Every benchmark and training set: size, whether its data is here, answers, licence.",
@@ -63,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     curate = parts.add_parser("curate", description=curate_command.DESCRIPTION, epilog=curate_command.EXAMPLES, **shape)
     curate_command.add_arguments(curate)
+    sample = parts.add_parser("sample", description=sample_command.DESCRIPTION, epilog=sample_command.EXAMPLES, **shape)
+    sample_command.add_arguments(sample)
     for part in (listing, check):
         part.add_argument("--data", help=f"directory with the files, or hub (default: ${DATA_VARIABLE})")
         part.add_argument("--json", action="store_true", help="print JSON")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -41,12 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     seeds = tuple(range(arguments.seed, arguments.seed + (arguments.seeds or recipe.settings.seeds)))
     out = arguments.out or Path("runs") / f"{arguments.study}-{recipe.scale}"
     command = ["study", *arguments.words]
-    started = time.monotonic()
     plan = Plan(arguments.study, recipe, seeds, out, command)
     run_pieces(study.pieces(plan), arguments.jobs)
     found = study.found(plan)
     content = record(arguments.study, recipe.scale, seeds, shlex.join(["reasonlab", *command]), plan.device, found)
-    content["seconds"] = round(time.monotonic() - started, 1)
     write_aside(out / "verdicts.json", (json.dumps(content, indent=1) + "\n").encode())
     from reasonlab.figures.redraw import redraw
 

@@ -141,15 +141,8 @@ def long_samples(model: Path, config: Config, settings: StudySettings, root: Pat
     started = time.monotonic()
     groups, _ = _sampled(str(model), config, settings.sampled_problems, settings.sampled_answers)
     write_demonstrations(root / "shortest.jsonl", shortest_correct(groups))
-    by_problem = {group.problem.id: group for group in groups}
-    pairs = preference_pairs(groups, settings.pairs)
     _write_cost(root / "samples", groups, started)
-    write_pairs(root / "pairs.jsonl", [_pair(by_problem[p.id], chosen, rejected) for p, chosen, rejected in pairs])
-
-
-def _pair(group: Group, *rollouts: Any) -> Group:
-    places = [next(i for i, r in enumerate(group.rollouts) if r is rollout) for rollout in rollouts]
-    return Group(group.problem, list(rollouts), [group.grades[i] for i in places])
+    write_pairs(root / "pairs.jsonl", preference_pairs(groups, settings.pairs))
 
 
 def merged_samples(model: Path, config: Config, settings: StudySettings, root: Path) -> None:

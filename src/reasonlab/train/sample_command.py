@@ -1,0 +1,82 @@
+"""`reasonlab data sample`: let a model answer training problems, and keep what is worth learning from."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from reasonlab.errors import UserError
+
+KEEP = {
+    "shortest": "the shortest correct answer to each problem: SFT data of shortest rejection sampling",
+    "pairs": "preference pairs for DPO: the shortest correct answer against longer wrong and much longer correct ones",
+    "long": "correct answers that check and correct themselves: SFT data of the long-CoT warm-up (thinking is forced)",
+}
+DESCRIPTION = "Sample a tiny model on training problems and keep verified answers for SFT or DPO:\n" + "\n".join(
+    f"  {name:<9} {text}" for name, text in KEEP.items()
+)
+EXAMPLES = """example: reasonlab data sample runs/demo-1/checkpoints/final --keep shortest --out shortest.jsonl
+
+then:    reasonlab train recipes/smoke.toml --method.type sft --method.data shortest.jsonl \\
+             --model.path runs/demo-1/checkpoints/final"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a bundled name or a checkpoint directory")
+    parser.add_argument("--keep", choices=list(KEEP), required=True)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl")
+    parser.add_argument("--problems", type=int, default=512, metavar="N", help="training problems to ask")
+    parser.add_argument("--levels", default="2,3,4,5", help="of the tiny world, comma-separated")
+    parser.add_argument("--path", default="", metavar="CURATED", help="ask the problems of a curated set instead")
+    parser.add_argument("--samples", type=int, default=8, metavar="N", help="answers to each (the report has 8)")
+    parser.add_argument("--most-pairs", type=int, default=4, metavar="N", help="of one problem, for --keep pairs")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.out.exists():
+        raise UserError(f"{arguments.out} exists", "Choose another --out, or remove it")
+    try:
+        levels = tuple(int(level) for level in arguments.levels.split(","))
+    except ValueError:
+        raise UserError(f"--levels {arguments.levels} is no list of levels", "For instance --levels 3,4,5") from None
+    if min(arguments.samples, arguments.problems, arguments.max_tokens) < 1:
+        raise UserError("--samples, --problems and --max-tokens are at least 1", "For instance --samples 8")
+    from reasonlab.config import Config, ProblemsConfig
+    from reasonlab.evaluate.evaluator import FORCED_STYLE
+    from reasonlab.methods.behaviours import warmup_demonstrations
+    from reasonlab.methods.long2short import preference_pairs, shortest_correct
+    from reasonlab.model.ladder import resolve_model
+    from reasonlab.rollout.types import Sampling
+    from reasonlab.terminal import make_observer
+    from reasonlab.train.prompts import training_pool
+    from reasonlab.train.recorded import write_demonstrations, write_pairs
+    from reasonlab.train.sample import open_engine, sample_groups
+
+    problems = ProblemsConfig(levels=levels, pool=arguments.problems, path=arguments.path)
+    pool = [problem for problem, _ in training_pool(Config(problems=problems))][: arguments.problems]
+    engine, tokenizer = open_engine(resolve_model(arguments.model), arguments.device, arguments.threads, rows=256)
+    sampling = Sampling(arguments.temperature, max_tokens=arguments.max_tokens, stop_ids=(tokenizer.eos_id,))
+    force = FORCED_STYLE if arguments.keep == "long" else ""
+    with make_observer(1, arguments.out.name) as observer:
+        groups = sample_groups(
+            engine, tokenizer, pool, arguments.samples, sampling, arguments.seed, observer.progress, force
+        )
+    if arguments.keep == "pairs":
+        kept = write_pairs(arguments.out, preference_pairs(groups, arguments.most_pairs))
+    elif arguments.keep == "long":
+        kept = write_demonstrations(arguments.out, warmup_demonstrations(groups, tokenizer.decode))
+    else:
+        kept = write_demonstrations(arguments.out, shortest_correct(groups))
+    right = sum(int(group.correct.sum()) for group in groups)
+    total = len(groups) * arguments.samples
+    print(f"{total:,} answers to {len(groups):,} problems, {100 * right / total:.1f} % correct; {kept:,} kept:")
+    print(
+        f"  {arguments.out}   (learn from it: --method.type {'dpo' if arguments.keep == 'pairs' else 'sft'} "
+        f"--method.data {arguments.out})"
+    )
+    return 0
