@@ -57,7 +57,7 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
         (["eval", "no-such-model"], "there is no model"),
         (["eval", "tiny-0.3m", "--levels", "two"], "is not a list of numbers"),
         (["eval", "tiny-0.3m", "--levels", "6"], "has no level 6"),
-        (["figures", "no/such/run"], "no run in"),
+        (["figures", "no/such/run"], "neither a study nor a run"),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
 )
