@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-dev demo test lint typecheck test-slow test-gpu clean distclean
+.PHONY: help install install-dev demo studies test lint typecheck test-slow test-gpu clean distclean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -31,6 +31,10 @@ demo: $(VENV)/.installed ## train the bundled tiny model by RL and draw what hap
 
 test: lint typecheck ## all checks: ruff, mypy, pytest (ARGS="-k engine")
 	@$(BIN)/python -m pytest $(ARGS)
+
+studies: $(VENV)/.installed ## both Kimi k1.5 studies at laptop scale, twelve minutes on two cores
+	@$(BIN)/reasonlab study k15-dynamics --scale cpu $(ARGS)
+	@$(BIN)/reasonlab study long2short --scale cpu $(ARGS)
 
 lint: $(VENV)/.installed-dev ## style and formatting
 	@$(BIN)/ruff check --quiet .

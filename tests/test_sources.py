@@ -91,19 +91,19 @@ def test_stale_tokens_are_masked_or_anchored(tmp_path: Path, stale: str, monkeyp
     """An anchor is the logprob of the older policy that sampled the token, not that of the present one."""
     changes = {"rollout": {**PARTIAL, "stale": stale}, "learner": {"lr": 1e-3}, "evaluate": {"every": 0}}
     trainer = start(config(**changes), tmp_path / "run", ["test"], Silent())
-    step, moved = trainer.learner.step, []
+    step, moved = trainer.learner.step_on, []
 
-    def spy(examples: Any, loss: Any, totals: Any = None) -> Any:
-        version = trainer.engine.version
+    def spy(objectives: Any) -> Any:
+        version, examples = trainer.engine.version, objectives[0].examples
         for e, now in zip(examples, trainer.learner.logprobs(examples), strict=True):
             fresh = e.sampled_by(version)
             np.testing.assert_array_equal(e.mask, fresh if stale == "mask" else np.ones(len(fresh), bool))
             np.testing.assert_allclose(e.logprobs[fresh], now[fresh], atol=1e-3)
             assert (e.versions[~fresh] < version).all()
             moved.extend(np.abs(e.logprobs - now)[~fresh])
-        return step(examples, loss, totals)
+        return step(objectives)
 
-    monkeypatch.setattr(trainer.learner, "step", spy)
+    monkeypatch.setattr(trainer.learner, "step_on", spy)
     for number in range(1, 5):
         trainer._iteration(number)
     assert max(moved) > 0.05, "no stale token was met"
@@ -216,3 +216,22 @@ def test_repetition_costs_what_the_recipe_says(tmp_path: Path) -> None:
     plain = group.rewards.copy()
     group.rollouts[0] = replace(group.rollouts[0], finish="repetition")
     np.testing.assert_allclose(source._reward(1, group) - plain, [-0.25, 0, 0, 0])
+
+
+# --- problems from elsewhere -----------------------------------------------------------------------------------------
+
+
+def test_own_problems_are_graded_by_mathematics(tmp_path: Path) -> None:
+    """The tiny base solves 1+1=? written in its own way; a gold of 4/2 is only right for who reads mathematics."""
+    path = tmp_path / "own.jsonl"
+    path.write_bytes(b'{"question": "1+1=?", "answer": "4/2"}\n{"question": "2+3=?", "answer": "5.0"}\n')
+    _, observer = train(tmp_path / "run", problems={"path": str(path)}, evaluate={"every": 0}, iterations=1)
+    assert observer.iterations[0]["train/accuracy"] > 0.2
+    assert observer.iterations[0]["train/ungraded"] == 0
+
+
+def test_worked_solutions_exist_only_for_the_tiny_world(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_bytes(b'{"question": "1+1=?", "answer": "2"}\n')
+    with pytest.raises(UserError, match="no worked solution"):
+        train(tmp_path / "run", problems={"path": str(path)}, method={"type": "sft"})

@@ -16,6 +16,7 @@ from reasonlab.evaluate.evaluator import Grader
 from reasonlab.grading.extract import Policy, extract
 from reasonlab.grading.grade import Grade, extract_answer, grade
 from reasonlab.grading.verifier import grade_answer, grade_text
+from reasonlab.problems.curation import of_tiny_world
 from reasonlab.problems.problem import Problem
 from reasonlab.problems.tiny_world import verify
 
@@ -58,6 +59,11 @@ def _tiny_answer(problem: Problem, text: str) -> Grade:
     """A tiny model's answer to a question from elsewhere."""
     answer = extract_answer(text)
     return Grade("wrong", None, "no answer") if answer is None else grade_answer(answer, problem.answer)
+
+
+def grade_response(problem: Problem, text: str) -> Grade:
+    """A tiny model's response in training: by the family's rule, or by mathematics for a problem from elsewhere."""
+    return grade(problem, text) if of_tiny_world(problem) else _tiny_answer(problem, text)
 
 
 @cache

@@ -8,13 +8,15 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+from reasonlab.config import validate
 from reasonlab.errors import UserError
 from reasonlab.runs.files import write_aside
 from reasonlab.studies import k15_dynamics, long2short
 from reasonlab.studies.plan import Plan
 from reasonlab.studies.recipe import StudyRecipe, own_recipe, study_recipe
-from reasonlab.studies.runner import run_pieces
+from reasonlab.studies.runner import first_difference, run_pieces
 from reasonlab.studies.verdicts import record, table
 
 STUDIES: dict[str, ModuleType] = {study.name: study for study in (k15_dynamics, long2short)}
@@ -25,7 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
         own_recipe(arguments.recipe) if arguments.recipe else study_recipe(arguments.study, arguments.scale), arguments
     )
     study = STUDIES[arguments.study]
-    if missing := [arm for arm in study.arms[:1] if arm not in recipe.arms]:
+    if unknown := [arm for arm in recipe.arms if arm not in study.arms]:
+        raise UserError(f"the study {arguments.study} has no arm {unknown[0]!r}", f"It has {', '.join(study.arms)}")
+    if missing := [arm for arm in study.needed if arm not in recipe.arms]:
         raise UserError(f"the study {arguments.study} needs the arm {missing[0]}", "Add it to the recipe or to --arms")
     if arguments.dry_run:
         from reasonlab.studies.estimate import estimate
@@ -41,7 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or Path("runs") / f"{arguments.study}-{recipe.scale}"
     command = ["study", *arguments.words]
     plan = Plan(arguments.study, recipe, seeds, out, command)
-    run_pieces(study.pieces(plan), arguments.jobs)
+    pieces = study.pieces(plan)
+    keep_recipe(plan)
+    run_pieces(pieces, arguments.jobs)
     found = study.found(plan)
     content = record(arguments.study, recipe.scale, seeds, shlex.join(["reasonlab", *command]), plan.device, found)
     write_aside(out / "verdicts.json", (json.dumps(content, indent=1) + "\n").encode())
@@ -56,10 +62,30 @@ def run(arguments: argparse.Namespace) -> int:
 def _adjusted(recipe: StudyRecipe, arguments: argparse.Namespace) -> StudyRecipe:
     """With the machine's settings from the command line laid over every arm, and only the arms asked for."""
     changes = {name: value for name in ("device", "threads") if (value := getattr(arguments, name)) is not None}
-    arms = {name: config.model_copy(update=changes) for name, config in recipe.arms.items()}
+    arms = {
+        name: validate({**config.model_dump(mode="json"), **changes}, "command line")
+        for name, config in recipe.arms.items()
+    }
     if arguments.arms:
         wanted: Sequence[str] = arguments.arms.split(",")
         if unknown := [arm for arm in wanted if arm not in arms]:
             raise UserError(f"there is no arm {unknown[0]!r}", f"Choose from {', '.join(arms)}")
         arms = {arm: arms[arm] for arm in wanted}
     return StudyRecipe(recipe.scale, arms, recipe.settings, recipe.about)
+
+
+def keep_recipe(plan: Plan) -> None:
+    """Samples and answers do not say what they were made with, so study.json does: another recipe is refused where a
+    study was begun. Seeds and arms may be added."""
+    path = plan.out / "study.json"
+    now: dict[str, Any] = {
+        "name": plan.study,
+        "study": plan.recipe.settings.model_dump(mode="json", exclude={"seeds"}),
+        "arms": {arm: config.model_dump(mode="json", exclude={"seed"}) for arm, config in plan.recipe.arms.items()},
+    }
+    before = json.loads(path.read_bytes()) if path.exists() else now
+    shared = {arm: config for arm, config in before["arms"].items() if arm in now["arms"]}
+    if difference := first_difference({**before, "arms": shared}, now):
+        raise UserError(f"the study in {plan.out} was begun with {difference}", "Choose another --out")
+    content = {**now, "arms": {**before["arms"], **now["arms"]}}
+    write_aside(path, (json.dumps(content, indent=1) + "\n").encode())

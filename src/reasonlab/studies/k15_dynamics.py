@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from reasonlab.config import Config
+from reasonlab.errors import UserError
 from reasonlab.evaluate.control import FORCED_SUITE, SUITE, recorded_answers
 from reasonlab.evaluate.evaluator import Answer
 from reasonlab.evaluate.statistics import Interval
@@ -34,6 +36,7 @@ from reasonlab.train.pretrain import ladder_model
 name = "k15-dynamics"
 MAIN, REST, CURRICULUM, OTHER_SIZE = "mirror-descent", "rest", "curriculum", "other-size"
 arms = (MAIN, REST, CURRICULUM, OTHER_SIZE)
+needed = (MAIN,)
 RESAMPLES = 2000
 
 Curve = dict[int, dict[str, Scores]]  # iteration → panel → scores
@@ -41,6 +44,7 @@ Curve = dict[int, dict[str, Scores]]  # iteration → panel → scores
 
 def pieces(plan: Plan) -> list[Piece]:
     """The base models that do not ship, then every arm of every seed."""
+    _check_evaluations(plan)
     chosen = list(plan.recipe.arms)
     models = {arm: plan.recipe.arms[arm].model.path for arm in chosen}
     to_train = [m for m in dict.fromkeys(models.values()) if m not in bundled_models() and not Path(m).is_dir()]
@@ -58,12 +62,32 @@ def pieces(plan: Plan) -> list[Piece]:
     return [*bases, *runs]
 
 
+def _check_evaluations(plan: Plan) -> None:
+    """The claims compare arms question by question, so all of them must be asked the same ones."""
+
+    def questions(config: Config) -> tuple[object, ...]:
+        asked = config.evaluate
+        return asked.problems, asked.samples, asked.levels, asked.split, asked.temperature, config.problems.families
+
+    main = plan.recipe.arms[MAIN]
+    for arm, config in plan.recipe.arms.items():
+        if not config.evaluate.every:
+            raise UserError(f"the arm {arm} is never evaluated", "Set evaluate.every to 1 or more")
+        if questions(config) != questions(main):
+            raise UserError(
+                f"the arm {arm} is evaluated in another way than {MAIN}",
+                "Give all arms the same [evaluate], apart from `every`, and the same problems.families",
+            )
+
+
 def _base(model: str, device: str) -> None:
     ladder_model(model, device)
 
 
 def found(plan: Plan) -> Outcome:
-    curves = {arm: read_curve([plan.run(arm, seed) for seed in plan.seeds]) for arm in plan.recipe.arms}
+    curves = on_shared_questions(
+        {arm: read_curve([plan.run(arm, seed) for seed in plan.seeds]) for arm in plan.recipe.arms}
+    )
     rows = [row for arm, curve in curves.items() for row in panel_rows(arm, curve)]
     write_table(plan.out / PANELS, PanelRow, rows)
     write_table(plan.out / SLOPES, SlopeRow, slope_rows(MAIN, curves[MAIN]))
@@ -108,6 +132,23 @@ def read_curve(runs: Sequence[Path]) -> Curve:
     for step in readers[0].evaluation_steps(FORCED_SUITE):
         curve[step][FORCED] = Scores.of(answers(FORCED_SUITE, step))
     return curve
+
+
+def on_shared_questions(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+    """A question that could not be graded at one point is left out at all, so that every pair is of one question."""
+    kept = set.intersection(
+        *(
+            set(panels[panel].problems)
+            for curve in curves.values()
+            for panels in curve.values()
+            for panel in (TOTAL, FORCED)
+            if panel in panels
+        )
+    )
+    return {
+        arm: {step: {panel: scores.only(kept) for panel, scores in panels.items()} for step, panels in curve.items()}
+        for arm, curve in curves.items()
+    }
 
 
 def panel_rows(arm: str, curve: Curve) -> list[PanelRow]:
@@ -166,7 +207,8 @@ def families(curve: Curve, with_total: bool = False) -> list[str]:
 def gain_split(curve: Curve) -> dict[str, object] | None:
     """The total gain between the ends, divided by the control into choosing to think and thinking better."""
     first, last = min(curve), max(curve)
-    if FORCED not in curve[first] or FORCED not in curve[last] or first == last:
+    questions = len(curve[first][TOTAL].problems)
+    if FORCED not in curve[first] or FORCED not in curve[last] or first == last or questions < 2:
         return None
     gain = curve[last][TOTAL].accuracy - curve[first][TOTAL].accuracy
     skill = curve[last][FORCED].accuracy - curve[first][FORCED].accuracy

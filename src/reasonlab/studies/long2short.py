@@ -28,6 +28,7 @@ import numpy as np
 import orjson
 
 from reasonlab.config import Config, DpoConfig, SftConfig
+from reasonlab.errors import UserError
 from reasonlab.evaluate.evaluator import FORCED_STYLE, Answer, evaluate
 from reasonlab.evaluate.frontier import dominance
 from reasonlab.figures.tables import ARMS, ArmRow, write_table
@@ -36,6 +37,7 @@ from reasonlab.methods.group import Group
 from reasonlab.methods.long2short import preference_pairs, shortest_correct
 from reasonlab.methods.merge_command import Settings, Source, check, merge_checkpoints
 from reasonlab.model.ladder import bundled_models, resolve_model
+from reasonlab.problems.problem import Problem
 from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs.files import write_aside
@@ -53,6 +55,7 @@ from reasonlab.train.sample import open_engine, sample_groups
 name = "long2short"
 WARM_UP, LONG, SHORTEST, MERGE, MERGE_RS, DPO, RL = "warm-up", "long", "shortest", "merge", "merge+rs", "dpo", "rl"
 arms = (WARM_UP, LONG, SHORTEST, MERGE_RS, DPO, RL)  # those that are trained; merging needs no recipe
+needed = arms
 FINISHED = (LONG, SHORTEST, MERGE, MERGE_RS, DPO, RL)
 BASE, BASE_FORCED = "base", "base, thinking forced"
 ORDER = (RL, DPO, MERGE_RS, MERGE, SHORTEST)  # the report's, by accuracy
@@ -64,6 +67,7 @@ COST = "cost.json"
 
 
 def pieces(plan: Plan) -> list[Piece]:
+    _check(plan)
     settings, work = plan.recipe.settings, []
     base = plan.recipe.arms[WARM_UP].model.path
     shipped = base in bundled_models() or Path(base).is_dir()
@@ -102,6 +106,18 @@ def pieces(plan: Plan) -> list[Piece]:
     return work
 
 
+def _check(plan: Plan) -> None:
+    """What would otherwise be found after hours."""
+    for arm, kind in {WARM_UP: "sft", SHORTEST: "sft", MERGE_RS: "sft", DPO: "dpo"}.items():
+        if (named := plan.recipe.arms[arm].method.type) != kind:
+            remedy = f'Give it method = {{ type = "{kind}", data = "{arm}.jsonl" }}'
+            raise UserError(f"the arm {arm} must be trained by {kind}, not by {named}", remedy)
+    config, settings = plan.recipe.arms[LONG], plan.recipe.settings
+    hard = [one for one in asked_problems(config, settings) if one.level == max(config.evaluate.levels)]
+    if len(hard) < 2:
+        raise UserError(f"{len(hard)} of {settings.questions} test problems are hard", "Raise questions in [study]")
+
+
 def final(run: Path) -> Path:
     return run / "checkpoints" / "final"
 
@@ -130,8 +146,8 @@ def warmup_data(base: str, config: Config, settings: StudySettings, root: Path) 
         return
     started = time.monotonic()
     groups, decode = _sampled(base, config, settings.warmup_problems, settings.warmup_samples, FORCED_STYLE)
-    write_demonstrations(out, warmup_demonstrations(groups, decode))
     _write_cost(root / "warm-up data", groups, started)
+    write_demonstrations(out, warmup_demonstrations(groups, decode))  # last: with it this piece is done
 
 
 def long_samples(model: Path, config: Config, settings: StudySettings, root: Path) -> None:
@@ -174,7 +190,7 @@ def _sampling(config: Config, eos: int) -> Sampling:
 
 
 def merge(base: str, long: Path, weight: float, out: Path) -> None:
-    if out.exists():
+    if (out / COST).exists():
         return
     started = time.monotonic()
     sources = [Source.open(str(long)), Source.open(base)]
@@ -183,13 +199,17 @@ def merge(base: str, long: Path, weight: float, out: Path) -> None:
     _write_cost(out, [], started)
 
 
+def asked_problems(config: Config, settings: StudySettings) -> list[Problem]:
+    families = config.problems.families or FAMILY_NAMES
+    return problem_set(settings.split, settings.questions, 0, families, config.evaluate.levels)
+
+
 def answer(model: str, config: Config, settings: StudySettings, out: Path, force: str) -> None:
     """The test answers of a finished model."""
     if out.exists():
         return
     engine, tokenizer = open_engine(resolve_model(model), config.device, config.threads, config.rollout.rows)
-    families = config.problems.families or FAMILY_NAMES
-    problems = problem_set(settings.split, settings.questions, 0, families, config.evaluate.levels)
+    problems = asked_problems(config, settings)
     with make_observer(1, out.name.removesuffix(".jsonl.gz")) as observer:
         done = 0
 
@@ -223,8 +243,8 @@ def found(plan: Plan) -> Outcome:
     def hard_part(one: Answer) -> str:
         return HARD if one.level == hardest else ""
 
-    scores = {arm: Scores.of(of_arm) for arm, of_arm in answers.items()}
-    hard = {arm: panels_of(of_arm, hard_part)[HARD] for arm, of_arm in answers.items()}
+    scores = on_shared_questions({arm: Scores.of(of_arm) for arm, of_arm in answers.items()})
+    hard = {arm: panels_of(of_arm, hard_part)[HARD].only(scores[arm].problems) for arm, of_arm in answers.items()}
     rows = [arm_row(panel, arm, one) for panel, table in ((ALL, scores), (HARD, hard)) for arm, one in table.items()]
     write_table(plan.out / ARMS, ArmRow, rows)
     config, settings = plan.recipe.arms[LONG], plan.recipe.settings
@@ -245,6 +265,12 @@ def found(plan: Plan) -> Outcome:
 
 def read_answers(path: Path) -> list[Answer]:
     return [Answer(**orjson.loads(line)) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def on_shared_questions(scores: Mapping[str, Scores]) -> dict[str, Scores]:
+    """A question that could not be graded for one arm is left out of all, so that every pair is of one question."""
+    kept = set.intersection(*(set(one.problems) for one in scores.values()))
+    return {arm: one.only(kept) for arm, one in scores.items()}
 
 
 def arm_row(panel: str, arm: str, scores: Scores) -> ArmRow:

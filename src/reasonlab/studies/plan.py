@@ -35,10 +35,13 @@ class Plan:
 
 
 class Study(Protocol):
-    """`pieces` is the work, `found` reads what it left, writes the tables of the figures and judges the claims."""
+    """`pieces` is the work, `found` reads what it left, writes the tables of the figures and judges the claims.
+
+    Of its arms, a recipe must have those that are `needed`."""
 
     name: str
     arms: tuple[str, ...]
+    needed: tuple[str, ...]
 
     def pieces(self, plan: Plan) -> list[Piece]: ...
     def found(self, plan: Plan) -> Outcome: ...

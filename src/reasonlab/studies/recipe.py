@@ -79,8 +79,10 @@ def parse_study(text: str, scale: str, source: str) -> StudyRecipe:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{source} is not valid TOML: {error}", "Mend the line it names") from None
     arms, settings, about = (raw.pop(name, {}) for name in ("arms", "study", "about"))
-    if not arms:
+    if not isinstance(arms, dict) or not arms:
         raise UserError(f"{source} names no arms", "Add a table such as [arms.mirror-descent]")
+    if wrong := [name for name, arm in arms.items() if not isinstance(arm, dict)]:
+        raise UserError(f"{source}: the arm {wrong[0]} is no table", f"Write [arms.{wrong[0]}] and its keys below")
     try:
         checked = StudySettings.model_validate(settings)
     except ValidationError as error:

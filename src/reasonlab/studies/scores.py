@@ -6,8 +6,9 @@ with several also of the method trained again (`evaluate/seeds.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,6 @@ class Scores:
     """One arm at one point of training: accuracy and tokens [seed, question], and every single answer's length."""
 
     problems: tuple[str, ...]
-    families: tuple[str, ...]
-    levels: tuple[int, ...]
     accuracy: Floats
     tokens: Floats
     lengths: Floats
@@ -41,12 +40,9 @@ class Scores:
         """From the answers of each seed. Questions without a graded answer in some seed are left out of all."""
         tables = [_by_problem(one) for one in answers]
         shared = [problem for problem in tables[0] if all(problem in table for table in tables)]
-        about = {answer.problem: (answer.family, answer.level) for answer in answers[0]}
         kept = set(shared)
         return cls(
             problems=tuple(shared),
-            families=tuple(about[problem][0] for problem in shared),
-            levels=tuple(about[problem][1] for problem in shared),
             accuracy=np.array([[table[problem][0] for problem in shared] for table in tables]),
             tokens=np.array([[table[problem][1] for problem in shared] for table in tables]),
             lengths=np.array([a.tokens for one in answers for a in one if a.problem in kept], np.float64),
@@ -57,10 +53,24 @@ class Scores:
     def seeds(self) -> int:
         return len(self.accuracy)
 
+    def only(self, problems: Iterable[str]) -> Scores:
+        """The scores of these questions, and the lengths of all answers."""
+        kept = set(problems)
+        places = [place for place, problem in enumerate(self.problems) if problem in kept]
+        if len(places) == len(self.problems):
+            return self
+        return replace(
+            self,
+            problems=tuple(self.problems[i] for i in places),
+            accuracy=self.accuracy[:, places],
+            tokens=self.tokens[:, places],
+        )
+
     def accuracy_interval(self) -> Interval:
-        if self.seeds > 1:
+        if self.seeds > 1 and len(self.problems) > 1:
             return seed_score_interval(self.accuracy)
-        return score_interval([[x] for x in self.accuracy[0]])
+        # A mean of k grades counts as k answers: with more of them the score of a question is known better.
+        return score_interval([[x] * self.samples for x in self.accuracy.mean(axis=0)])
 
     def tokens_interval(self) -> Interval:
         return interval(self.tokens)
@@ -84,8 +94,8 @@ def panels_of(answers: Sequence[Sequence[Answer]], part: Callable[[Answer], str]
 
 
 def interval(values: Floats) -> Interval:
-    """The mean of a quantity [seed, question]."""
-    return seed_mean_interval(values) if len(values) > 1 else mean_interval(values[0])
+    """The mean of a quantity [seed, question]; a single question says nothing about others, whatever the seeds."""
+    return seed_mean_interval(values) if min(values.shape) > 1 else mean_interval(values.mean(axis=0))
 
 
 def difference(a: Floats, b: Floats) -> Interval:
@@ -94,7 +104,9 @@ def difference(a: Floats, b: Floats) -> Interval:
 
 
 def ratio(a: Floats, b: Floats) -> Interval:
-    """R = mean(b) / mean(a), by linearisation: Var R ≈ Var mean((b − R·a) / mean(a))."""
+    """R = mean(b) / mean(a), by linearisation: Var R ≈ Var mean((b − R·a) / mean(a)). Unknown if a is all zero."""
+    if not a.any():
+        return Interval(math.nan, -math.inf, math.inf)
     estimate = float(b.mean() / a.mean())
     around = interval((b - estimate * a) / a.mean())
     return Interval(estimate, estimate + around.low, estimate + around.high)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -64,11 +65,21 @@ def record(study: str, scale: str, seeds: Sequence[int], command: str, device: s
         "commit": commit(),
         "hardware": hardware(device),
         "protocol": found.protocol,
-        "claims": [asdict(claim) for claim in found.claims],
+        "claims": [_claim(claim) for claim in found.claims],
         "arms": [asdict(arm) for arm in found.arms],
     }
     if found.gain_split is not None:
         content["gain_split"] = found.gain_split
+    return content
+
+
+def _claim(claim: Claim) -> dict[str, Any]:
+    """JSON has neither nan nor infinity: what is not known is null."""
+    content = asdict(claim)
+    if claim.estimate is None or not math.isfinite(claim.estimate):
+        content["estimate"] = None
+    if claim.interval is None or not all(map(math.isfinite, claim.interval)):
+        content["interval"] = None
     return content
 
 

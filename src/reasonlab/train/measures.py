@@ -16,6 +16,8 @@ from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.problem import Problem
 from reasonlab.train.learner import StepResult
 
+Report = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
+
 
 class Clock:
     """Seconds by phase."""
@@ -38,7 +40,7 @@ class Clock:
 class Counter:
     """Reports how many of the rollouts are done; called from several threads."""
 
-    def __init__(self, report: Callable[[str, int, int], None], what: str, total: int) -> None:
+    def __init__(self, report: Report, what: str, total: int) -> None:
         self.report, self.what, self.total, self.done = report, what, total, 0
         self.lock = threading.Lock()
 

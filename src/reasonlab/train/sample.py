@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reasonlab.grading.grade import grade
+from reasonlab.evaluate.graders import grade_response
 from reasonlab.hardware import prepare
 from reasonlab.keys import key
 from reasonlab.methods.group import Group
@@ -17,8 +17,7 @@ from reasonlab.problems.corpus import prompt_text
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Request, Rollout, Sampling
-from reasonlab.train.measures import Counter
-from reasonlab.train.sources import Report
+from reasonlab.train.measures import Counter, Report
 
 
 def open_engine(model: Path, device: str, threads: int, rows: int) -> tuple[Engine, TinyTokenizer]:
@@ -50,7 +49,7 @@ def sample_groups(
     groups = []
     for problem, rollouts in zip(problems, engine.generate(requests, sampling, count), strict=True):
         whole = [_with_beginning(rollout, len(forced)) for rollout in rollouts]
-        grades = [grade(problem, tokenizer.decode(rollout.ids)) for rollout in whole]
+        grades = [grade_response(problem, tokenizer.decode(rollout.ids)) for rollout in whole]
         group = Group(problem, whole, grades)
         group.rewards = group.correct.astype(np.float64)
         groups.append(group)

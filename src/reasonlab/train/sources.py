@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -10,24 +10,25 @@ from typing import Any, Protocol
 import numpy as np
 
 from reasonlab.config import Config, DpoConfig, SftConfig
+from reasonlab.errors import UserError
+from reasonlab.evaluate.graders import grade_response
 from reasonlab.grading.grade import grade
 from reasonlab.keys import key
 from reasonlab.methods.group import Array, Group, length_reward, overlong_penalty
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.corpus import prompt_text
+from reasonlab.problems.curation import of_tiny_world
 from reasonlab.problems.families.steps import render
 from reasonlab.problems.problem import Problem
 from reasonlab.problems.tiny_world import solution_of
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.partial import PartialRollouts
 from reasonlab.rollout.types import Request, Sampling
-from reasonlab.train.measures import Counter
+from reasonlab.train.measures import Counter, Report
 from reasonlab.train.prompts import Prompts
 from reasonlab.train.recorded import RecordedResponses, given
 
 MISTAKES_SHOWN = 0.06  # in checked demonstrations for SFT, as in the base model's corpus
-
-Report = Callable[[str, int, int], None]
 
 
 class Source(Protocol):
@@ -110,7 +111,7 @@ class Rollouts:
         count = Counter(self.report, f"iteration {number}: rollouts", total)
         groups = []
         for problem, rollouts in self.partial.generate(self.engine, new, self.sampling, count):
-            group = Group(problem, rollouts, [grade(problem, self.tokenizer.decode(r.ids)) for r in rollouts])
+            group = Group(problem, rollouts, [grade_response(problem, self.tokenizer.decode(r.ids)) for r in rollouts])
             group.rewards = self._reward(number, group)
             groups.append(group)
         return groups
@@ -133,6 +134,11 @@ class WorkedSolutions:
     def __init__(self, config: Config, tokenizer: TinyTokenizer) -> None:
         self.config, self.tokenizer = config, tokenizer
         self.prompts = Prompts(config)
+        if other := [problem for problem in self.prompts.pool if not of_tiny_world(problem)]:
+            raise UserError(
+                f"{other[0].id} has no worked solution to imitate: it is no problem of the tiny world",
+                "Give demonstrations with method.data, or train by RL",
+            )
 
     def groups(self, number: int) -> list[Group]:
         method = self.config.method
