@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from random import Random
+from textwrap import indent
 
 from reasonlab.keys import key
+from reasonlab.problems.corpus import retrospect
 from reasonlab.problems.families import FAMILIES, HARDER_LEVELS, TRAINING_LEVELS, Family, render
+from reasonlab.problems.reflections import hinted_prompt, retrospective_prompt
 from reasonlab.problems.tiny_world import Drawn, draw
 
 _INTRODUCTION = """\
@@ -25,10 +28,42 @@ This page is printed by `python -m reasonlab.problems`.
     checked     <think>37+85=122 check 122-85=37 ok;122+12=134 check 134-12=122 ok</think>Answer:134<eos>
 """
 
+_REFLECTIONS = """\
+## Reflections
+
+Meta-Experience Learning asks a model to look at a wrong and a right response of its own and to write down what went
+wrong. In the tiny world such a reflection is one line (`problems/reflections.py`):
+
+    first wrong 2:12*7=94 because 12*7=84;rule * check /
+
+- *Bifurcation point*: the first place where the response leaves the worked solution, and what it says there. Places
+  count steps from 1, the answer comes last; a step that was noticed to be wrong and done again is not counted. Terms
+  and factors may change places.
+- *Critique*: what should stand there, a step or the answer.
+- *Heuristic*: a rule without numbers, which follows from the other two parts.
+
+| what stands there | what should | rule |
+|---|---|---|
+| a step | the same with another result | `* check /` (`+ check -`, `- check +`, `/ check *`, `% check -`) |
+| a step | one with another number | `check numbers` |
+| a step | one with another operation | `+ not -` (the right one first) |
+| the answer, and no step before it | a step | `not Answer first` |
+| the answer, after some steps | a step | `more to Answer` |
+| a step | the answer | `no more` |
+| the answer | another answer | `check Answer` |
+
+A reflection is written after the question, the wrong and the right response (the right one may be missing), and used
+as a hint behind the question. The base models' corpus (`problems/corpus.py`) shows both, on wrong responses with one
+planted mistake and its consequences; the reflection there is always true, and after a hint comes the right solution,
+worked. A hint may also be the rule alone. Only the last line of a text is learnt.
+"""
+
+_REFLECTED = ("sum", "division", "gcd", "word")
+
 
 def page() -> str:
     """The page in Markdown."""
-    return "\n".join([_INTRODUCTION, *(_section(family) for family in FAMILIES.values())])
+    return "\n".join([_INTRODUCTION, *(_section(family) for family in FAMILIES.values()), _reflections()])
 
 
 def _section(family: Family) -> str:
@@ -48,6 +83,18 @@ def _styles(drawn: Drawn) -> str:
         render(drawn.solution, "checked", rng, mistakes=0.3),
     ]
     return "\n".join(f"    {text}" for text in texts)
+
+
+def _reflections() -> str:
+    texts = []
+    for family in _REFLECTED:
+        drawn = draw(family, 3, "train", 0)
+        question = drawn.problem.question
+        wrong, right, reflection = retrospect(drawn, Random(key("tiny-page", "reflection", drawn.problem.id)))
+        texts.append(f"{retrospective_prompt(question, wrong, right)}{reflection}<eos>\n")
+        solution = render(drawn.solution, "worked", Random(0))
+        texts.append(f"{hinted_prompt(question, reflection)}{solution}<eos>\n")
+    return "\n".join([_REFLECTIONS, *(indent(text, "    ") for text in texts)])
 
 
 if __name__ == "__main__":

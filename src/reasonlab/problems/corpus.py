@@ -2,32 +2,87 @@
 
 Like a corpus of real text it shows the longer styles rarely and the hard levels rarely, so that a base model trained
 on it answers at once most of the time although thinking would pay: reinforcement learning has something to find.
+
+A smaller part shows how experience is written down and used: reflections on a wrong response, and solutions with a
+reflection as a hint (`reflections.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from random import Random
+from typing import Literal, NamedTuple
 
 from reasonlab.keys import key
 from reasonlab.problems.families.steps import Style, render
+from reasonlab.problems.reflections import heuristic_only, hinted_prompt, reflect, retrospective_prompt, spoiled
 from reasonlab.problems.tiny_world import Drawn, stream
 
+Kind = Literal["plain", "reflection", "hinted"]
+
+KIND_SHARES: dict[Kind, float] = {"plain": 0.84, "reflection": 0.08, "hinted": 0.08}
 STYLE_SHARES: dict[Style, float] = {"answer": 0.7, "worked": 0.15, "checked": 0.15}
 LEVEL_WEIGHTS: dict[int, float] = {1: 0.3, 2: 0.25, 3: 0.2, 4: 0.15, 5: 0.1}
 MISTAKES = 0.06  # chance, per step of a checked solution, of a mistake that is noticed and repaired
+
+# Of the responses that are reflected on, wrong and right: a base model answers at once, a trained one thinks.
+PAIR_STYLES: dict[Style, float] = {"answer": 0.4, "worked": 0.35, "checked": 0.25}
+WRONG_ONLY = 0.1  # share of reflections written without a right response
+RULE_ONLY = 0.1  # share of hints that are the rule alone
 
 
 def prompt_text(question: str) -> str:
     return f"<bos>{question}\n"
 
 
+class Sample(NamedTuple):
+    """A text to learn from; the prompt is given, the response (with its ``<eos>``) is learnt."""
+
+    drawn: Drawn
+    kind: Kind
+    prompt: str
+    response: str
+
+
 def corpus(
-    seed: int, styles: Mapping[Style, float] = STYLE_SHARES, levels: Mapping[int, float] = LEVEL_WEIGHTS
-) -> Iterator[tuple[Drawn, Style, str]]:
-    """Problems of the train split without end, each with a style drawn by share and its response text."""
-    rng = Random(key(seed, "corpus"))
+    seed: int,
+    styles: Mapping[Style, float] = STYLE_SHARES,
+    levels: Mapping[int, float] = LEVEL_WEIGHTS,
+    kinds: Mapping[Kind, float] = KIND_SHARES,
+) -> Iterator[Sample]:
+    """Problems of the train split without end, each made into a sample of a kind drawn by share."""
+    rng, kinds_rng = Random(key(seed, "corpus")), Random(key(seed, "corpus-kinds"))
     names, shares = list(styles), list(styles.values())
     for drawn in stream("train", seed, level_weights=levels):
-        style = rng.choices(names, shares)[0]
-        yield drawn, style, render(drawn.solution, style, rng, MISTAKES) + "<eos>"
+        kind = kinds_rng.choices(list(kinds), list(kinds.values()))[0]
+        question = drawn.problem.question
+        if kind == "plain":
+            style = rng.choices(names, shares)[0]
+            prompt, response = prompt_text(question), render(drawn.solution, style, rng, MISTAKES)
+        elif kind == "reflection":
+            wrong, right, response = retrospect(drawn, rng)
+            prompt = retrospective_prompt(question, wrong, None if rng.random() < WRONG_ONLY else right)
+        else:
+            reflection = retrospect(drawn, rng).reflection
+            rule = heuristic_only(reflection) if rng.random() < RULE_ONLY else None
+            prompt, response = hinted_prompt(question, rule or reflection), render(drawn.solution, "worked", rng)
+        yield Sample(drawn, kind, prompt, response + "<eos>")
+
+
+class Retrospect(NamedTuple):
+    """A wrong and a right response to a problem, and the true reflection on the wrong one."""
+
+    wrong: str
+    right: str
+    reflection: str
+
+
+def retrospect(drawn: Drawn, rng: Random) -> Retrospect:
+    """Both responses from the generators, in styles drawn by `PAIR_STYLES`."""
+    names, shares = list(PAIR_STYLES), list(PAIR_STYLES.values())
+    wrong_style, right_style = rng.choices(names, shares, k=2)
+    wrong = spoiled(drawn, rng, wrong_style, MISTAKES)
+    reflection = reflect(drawn.solution, wrong)
+    if reflection is None:
+        raise RuntimeError(f"no reflection on {wrong!r}, which is to answer {drawn.problem.question!r}")
+    return Retrospect(wrong, render(drawn.solution, right_style, rng, MISTAKES), reflection)

@@ -1,8 +1,8 @@
 """Pre-train a rung of the tiny ladder on the tiny world's corpus, and report how much room it leaves for learning.
 
-Writes a Hugging Face checkpoint and `pretraining.json`: the settings, the loss curve, and for each style and level
-the share of right answers at temperature 1 on validation problems. Studies at GPU scale call `ladder_model`, which
-trains a rung that does not ship once and keeps it in the cache.
+Writes a Hugging Face checkpoint and `pretraining.json`: the settings, the loss curve, for each style and level the
+share of right answers at temperature 1 on validation problems, and how well reflections are written and used. Studies
+at GPU scale call `ladder_model`, which trains a rung that does not ship once and keeps it in the cache.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from random import Random
 
@@ -23,7 +23,9 @@ import torch
 from numpy.typing import NDArray
 
 from reasonlab.config import LearnerConfig
+from reasonlab.errors import UserError
 from reasonlab.evaluate.evaluator import FORCED_STYLE, evaluate, summarise
+from reasonlab.grading.grade import grade
 from reasonlab.hardware import prepare
 from reasonlab.keys import key
 from reasonlab.methods.sft import demonstration, sft_loss
@@ -31,15 +33,31 @@ from reasonlab.model.checkpoint import save_model
 from reasonlab.model.ladder import cached_model, resolve_model, tiny_config
 from reasonlab.model.tiny_tokenizer import TinyTokenizer, save
 from reasonlab.model.transformer import Transformer
-from reasonlab.problems.corpus import LEVEL_WEIGHTS, MISTAKES, STYLE_SHARES, corpus, prompt_text
-from reasonlab.problems.tiny_world import problem_set
+from reasonlab.problems.corpus import (
+    LEVEL_WEIGHTS,
+    MISTAKES,
+    STYLE_SHARES,
+    Kind,
+    Retrospect,
+    corpus,
+    retrospect,
+)
+from reasonlab.problems.reflections import (
+    Reflection,
+    heuristic_only,
+    hinted_prompt,
+    parse_reflection,
+    retrospective_prompt,
+)
+from reasonlab.problems.tiny_world import Drawn, problem_set, solution_of
 from reasonlab.rollout.engine import Engine
-from reasonlab.rollout.types import Sampling
+from reasonlab.rollout.types import Request, Sampling
 from reasonlab.runs.files import replace_directory
 from reasonlab.train.batch import Example
 from reasonlab.train.learner import Learner
 
 Tokens = NDArray[np.uint8]
+Lengths = NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +75,19 @@ class Pretraining:
     processes: int = 8
     """That write the corpus."""
     evaluate_problems: int = 3000
+    reflection_share: float = 0.0
+    hinted_share: float = 0.0
+    """Of the samples; all others are plain. With both 0 the corpus knows no reflections."""
+
+    @property
+    def kinds(self) -> dict[Kind, float]:
+        plain = round(1 - self.reflection_share - self.hinted_share, 6)
+        if min(plain, self.reflection_share, self.hinted_share) < 0:
+            raise UserError(
+                f"reflections {self.reflection_share:g} and hints {self.hinted_share:g} are no shares of one corpus",
+                "Give numbers from 0 to 1 that add up to at most 1.",
+            )
+        return {"plain": plain, "reflection": self.reflection_share, "hinted": self.hinted_share}
 
 
 # How far the rungs that do not ship are trained: far enough to think well, not so far that nothing is left to learn.
@@ -83,24 +114,24 @@ def ladder_model(name: str, device: str, say: Callable[[str], None] = print) -> 
     return target
 
 
-def shard(seed: int, count: int) -> tuple[Tokens, NDArray[np.uint8], NDArray[np.uint8]]:
+def shard(seed: int, count: int, kinds: Mapping[Kind, float]) -> tuple[Tokens, Lengths, Lengths]:
     """`count` samples of the corpus: all tokens flat, prompt lengths and response lengths."""
     tokenizer = TinyTokenizer.load()
     texts: list[str] = []
-    for drawn, _, response in islice(corpus(seed), count):
-        texts += [prompt_text(drawn.problem.question), response]
+    for sample in islice(corpus(seed, kinds=kinds), count):
+        texts += [sample.prompt, sample.response]
     encoded = tokenizer.encode_batch(texts)
     flat = np.fromiter((t for ids in encoded for t in ids), np.uint8)
-    lengths = np.array([len(ids) for ids in encoded], np.uint8).reshape(-1, 2)
+    lengths = np.array([len(ids) for ids in encoded], np.uint16).reshape(-1, 2)
     return flat, lengths[:, 0], lengths[:, 1]
 
 
-def make_corpus(samples: int, processes: int, seed: int) -> list[Example]:
-    size = 20_000
+def make_corpus(samples: int, processes: int, seed: int, kinds: Mapping[Kind, float]) -> list[Example]:
+    size = min(20_000, samples)
     seeds = [key(seed, "shard", i) for i in range(-(-samples // size))]
     examples: list[Example] = []
     with ProcessPoolExecutor(processes) as pool:
-        for flat, prompts, responses in pool.map(shard, seeds, [size] * len(seeds)):
+        for flat, prompts, responses in pool.map(shard, seeds, repeat(size), repeat(dict(kinds))):
             start = 0
             wide = flat.astype(np.int64)
             for p, r in zip(prompts.tolist(), responses.tolist(), strict=True):
@@ -155,7 +186,65 @@ def room(engine: Engine, tokenizer: TinyTokenizer, problems: int) -> dict[str, o
             if len(mix) > len(thinking)
             else None,
         }
+    report["experience"] = experience(engine, tokenizer, problems // 3, sampling)
     return report
+
+
+def experience(engine: Engine, tokenizer: TinyTokenizer, problems: int, sampling: Sampling) -> dict[str, object]:
+    """How well reflections on planted mistakes are written at temperature 1, and how much a true one helps as a hint.
+
+    Of the reflections: the share that can be read, that name the first wrong place, what should stand there and the
+    rule, and that are true in all of it; with a right response beside the wrong one and without. Of the answers: the
+    accuracy with the true reflection as a hint, with its rule alone, and with no hint but the worked style forced.
+    """
+    chosen = problem_set("validation", problems, levels=(2, 3, 4, 5))
+    cases = [retrospect(Drawn(p, solution_of(p)), Random(key("experience", p.id))) for p in chosen]
+
+    def responses(prompts: list[str]) -> list[str]:
+        keys = [key("experience", p.id, "response") for p in chosen]
+        requests = [Request(tokenizer.encode(text), [k]) for text, k in zip(prompts, keys, strict=True)]
+        return [tokenizer.decode(rollout.ids) for (rollout,) in engine.generate(requests, sampling)]
+
+    def reflections(with_right: bool) -> dict[str, object]:
+        prompts = [
+            retrospective_prompt(p.question, case.wrong, case.right if with_right else None)
+            for p, case in zip(chosen, cases, strict=True)
+        ]
+        pairs = list(zip(responses(prompts), cases, strict=True))
+        with_steps = [pair for pair in pairs if pair[1].wrong.startswith("<think>")]
+        return {"all": _truth(pairs), "wrong_with_steps": _truth(with_steps)}
+
+    def accuracy(texts: list[str]) -> float:
+        right = [grade(p, text).verdict == "correct" for p, text in zip(chosen, texts, strict=True)]
+        return round(sum(right) / len(right), 4)
+
+    def hinted(hints: list[str]) -> float:
+        return accuracy(responses([hinted_prompt(p.question, hint) for p, hint in zip(chosen, hints, strict=True)]))
+
+    unaided = evaluate(engine, tokenizer, chosen, sampling, force=FORCED_STYLE)
+    return {
+        "problems": len(chosen),
+        "reflections": reflections(with_right=True),
+        "reflections_from_wrong_only": reflections(with_right=False),
+        "accuracy_hinted": hinted([case.reflection for case in cases]),
+        "accuracy_rule_only": hinted([heuristic_only(case.reflection) or "" for case in cases]),
+        "accuracy_worked_without_hint": accuracy([answer.text for answer in unaided]),
+    }
+
+
+def _truth(pairs: Sequence[tuple[str, Retrospect]]) -> dict[str, float]:
+    """Of written reflections, the share with each part as in the true one."""
+    written = [parse_reflection(text) for text, _ in pairs]
+    true = [parse_reflection(case.reflection) for _, case in pairs]
+    agree = {
+        part: [w is not None and getattr(w, part) == getattr(t, part) for w, t in zip(written, true, strict=True)]
+        for part in Reflection._fields
+    }
+    return {
+        "read": round(np.mean([w is not None for w in written]), 4),
+        **{part: round(np.mean(same), 4) for part, same in agree.items()},
+        "true": round(np.mean([w is not None and w == t for w, t in zip(written, true, strict=True)]), 4),
+    }
 
 
 def pretrain(settings: Pretraining, out: Path, say: Callable[[str], None] = print) -> None:
@@ -163,7 +252,7 @@ def pretrain(settings: Pretraining, out: Path, say: Callable[[str], None] = prin
     prepare(settings.device)
     tokenizer = TinyTokenizer.load()
     started = time.time()
-    examples = make_corpus(settings.samples, settings.processes, settings.seed)
+    examples = make_corpus(settings.samples, settings.processes, settings.seed, settings.kinds)
     total = sum(e.length for e in examples)
     say(f"{settings.size}: {len(examples):,} samples, {total:,} tokens in {time.time() - started:.0f} s")
 
@@ -196,7 +285,13 @@ def pretrain(settings: Pretraining, out: Path, say: Callable[[str], None] = prin
         "size": settings.size,
         "parameters": model.config.parameter_count(),
         "settings": asdict(settings),
-        "corpus": {"styles": STYLE_SHARES, "levels": LEVEL_WEIGHTS, "mistakes": MISTAKES, "tokens": total},
+        "corpus": {
+            "kinds": settings.kinds,
+            "styles": STYLE_SHARES,
+            "levels": LEVEL_WEIGHTS,
+            "mistakes": MISTAKES,
+            "tokens": total,
+        },
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if settings.device == "cuda" else "cpu",
         "seconds": round(seconds, 1),
