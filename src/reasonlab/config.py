@@ -155,6 +155,27 @@ MethodConfig = Annotated[
 ]
 
 
+class MelConfig(Section):
+    """Meta-Experience Learning on top of the method (`methods/mel.py`); off while `weight` is 0."""
+
+    weight: float = Field(default=0.0, ge=0)
+    """Of the NLL of kept reflections beside the method's loss; the paper's is 1."""
+    pairs: int = Field(default=1, ge=1)
+    """Contrastive pairs of each mixed group."""
+    max_tokens: int = Field(default=64, ge=1)
+    """Longest reflection."""
+    normalise: Literal["problems", "kept"] = "problems"
+    """Divide by all problems of the iteration, or by those with a kept reflection."""
+    replay_filter: bool = True
+    """Ablation: keep reflections whatever their replay says."""
+    contrast: bool = True
+    """Ablation: reflect on the wrong answer alone."""
+    part: Literal["all", "heuristic"] = "all"
+    """Ablation: only the rule of a reflection is used as hint and learned."""
+    target: Literal["reflection", "correct"] = "reflection"
+    """Ablation: imitate the correct rollout instead (RFT mixed with the method)."""
+
+
 class LearnerConfig(Section):
     lr: float = Field(default=1e-4, gt=0)
     inner_steps: int = Field(default=1, ge=1)
@@ -204,6 +225,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     method: MethodConfig = MirrorDescentConfig()
+    mel: MelConfig = MelConfig()
     learner: LearnerConfig = LearnerConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -25,6 +25,10 @@ def rollouts_path(directory: Path, step: int) -> Path:
     return directory / "rollouts" / f"{step:06d}.jsonl.gz"
 
 
+def experiences_path(directory: Path, step: int) -> Path:
+    return directory / "experiences" / f"{step:06d}.jsonl.gz"
+
+
 def evaluation_path(directory: Path, suite: str, step: int) -> Path:
     return directory / "evals" / f"{evaluation_prefix(suite)}{step:06d}.jsonl.gz"
 

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from reasonlab.errors import UserError
-from reasonlab.runs.files import evaluation_path, evaluation_prefix, rollouts_path
+from reasonlab.runs.files import evaluation_path, evaluation_prefix, experiences_path, rollouts_path
 from reasonlab.runs.record import read_run
 
 Line = dict[str, Any]
@@ -71,6 +71,9 @@ class RunReader:
 
     def rollout_steps(self) -> list[int]:
         return self._steps("rollouts", "")
+
+    def experiences(self, step: int) -> list[Line]:
+        return self._unpacked(experiences_path(self.directory, step), f"experiences of step {step}")
 
     def evaluation(self, suite: str, step: int) -> list[Line]:
         return self._unpacked(evaluation_path(self.directory, suite, step), f"{suite} answers of step {step}")

@@ -26,6 +26,7 @@ from reasonlab.errors import UserError
 from reasonlab.keys import key
 from reasonlab.runs.files import (
     evaluation_path,
+    experiences_path,
     explained,
     rollouts_path,
     sync_path,
@@ -108,6 +109,10 @@ class RunRecord:
     def rollouts(self, step: int, rows: Iterable[Mapping[str, object]]) -> None:
         """Keep every rollout of an iteration, in one file that appears whole."""
         write_aside(rollouts_path(self.directory, step), _packed(step, rows))
+
+    def experiences(self, step: int, rows: Iterable[Mapping[str, object]]) -> None:
+        """Keep every reflection of an iteration with its replay (Meta-Experience Learning)."""
+        write_aside(experiences_path(self.directory, step), _packed(step, rows))
 
     def evaluation(self, suite: str, step: int, rows: Iterable[Mapping[str, object]]) -> None:
         """Keep every answer of an evaluation, enough to grade it again without the model."""

@@ -32,6 +32,15 @@ HEAD_ELEMENTS = 1 << 24  # logits held at once: 64 MiB in fp32
 
 
 @dataclass(frozen=True, slots=True)
+class Objective:
+    """A loss over examples, divided by its own totals. An optimizer step minimises a sum of objectives."""
+
+    examples: Sequence[Example]
+    loss: Loss
+    totals: Totals
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What one optimizer step did. Metrics are sums over the step, already divided by its counts."""
 
@@ -64,18 +73,29 @@ class Learner:
 
     def step(self, examples: Sequence[Example], loss: Loss, totals: Totals | None = None) -> StepResult:
         """One optimizer step. `totals` may count examples that were left out because they contribute nothing."""
-        totals = totals or Totals.of(examples)
+        return self.step_on([Objective(examples, loss, totals or Totals.of(examples))])
+
+    def step_on(self, objectives: Sequence[Objective]) -> StepResult:
+        """One optimizer step on the sum of the objectives. Entropy and mismatch are those of the first."""
         lr = self.config.lr * schedule(self.config, self.steps)
-        packs = micro_batches(examples, self.config.token_budget, even=4 if self.device.type == "cpu" else 1)
+        even = 4 if self.device.type == "cpu" else 1
+        packs = [
+            (examples, objective)
+            for objective in objectives
+            for examples in micro_batches(objective.examples, self.config.token_budget, even)
+        ]
         sums: dict[str, float] = {}
         gradients: list[Tensor] | None = None
         nonfinite = 0
-        entropies, mismatch, tokens = 0.0, 0.0, Totals.of(examples).tokens
-        for value, entropy, difference, metrics, parts in self._gradients(packs, loss, totals):
+        entropies, mismatch, tokens = 0.0, 0.0, Totals.of(objectives[0].examples).tokens
+        for (_, objective), (value, entropy, difference, metrics, parts) in zip(
+            packs, self._gradients(packs), strict=True
+        ):
             if not math.isfinite(value):
                 nonfinite += 1
                 continue
-            entropies, mismatch = entropies + entropy, max(mismatch, difference)
+            if objective is objectives[0]:
+                entropies, mismatch = entropies + entropy, max(mismatch, difference)
             for name, number in {"loss": value, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + number
             if gradients is None:
@@ -100,11 +120,12 @@ class Learner:
         """Forget the moments: the next step starts Adam afresh."""
         self.optimizer.state.clear()
 
-    def _gradients(self, packs: Sequence[Sequence[Example]], loss: Loss, totals: Totals) -> Iterator[_Part]:
-        def work(examples: Sequence[Example]) -> _Part:
-            batch = pack(examples, totals, self.device)
+    def _gradients(self, packs: Sequence[tuple[Sequence[Example], Objective]]) -> Iterator[_Part]:
+        def work(one: tuple[Sequence[Example], Objective]) -> _Part:
+            examples, objective = one
+            batch = pack(examples, objective.totals, self.device)
             logprobs, entropy = self._forward(examples, with_entropy=True)
-            value, metrics = loss(logprobs, batch)
+            value, metrics = objective.loss(logprobs, batch)
             gradients = list(torch.autograd.grad(value, self.parameters))
             total_entropy = float((entropy * batch.mask).sum())
             difference = float(((logprobs.detach() - batch.old) * batch.mask).abs().max())

@@ -28,8 +28,9 @@ from reasonlab.evaluate.evaluator import FORCED_STYLE, Summary, evaluate, summar
 from reasonlab.grading.grade import Grade
 from reasonlab.hardware import prepare
 from reasonlab.keys import key
-from reasonlab.methods import build_method
+from reasonlab.methods import build_method, mel
 from reasonlab.methods.group import Group, Method, example
+from reasonlab.methods.mel import Experience
 from reasonlab.model.checkpoint import load_model
 from reasonlab.model.ladder import resolve_model
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
@@ -49,7 +50,8 @@ from reasonlab.train.checkpoint import (
     prune,
     save_checkpoint,
 )
-from reasonlab.train.learner import Learner, Loss, StepResult
+from reasonlab.train.experience import Reflections, experience_rows
+from reasonlab.train.learner import Learner, Loss, Objective, StepResult
 from reasonlab.train.measures import Clock, Counter, evaluation_metrics, iteration_metrics, one_sample, rollout_rows
 from reasonlab.train.sources import Source, build_source
 
@@ -108,6 +110,7 @@ class Trainer:
         if checkpoint:
             self.state, of_source = load_checkpoint(checkpoint, self.learner)
             self.source.restore(of_source)
+        self.reflections = Reflections(config, self.engine, self.tokenizer, self.sampling, observer.progress)
         families = config.problems.families or FAMILY_NAMES
         held_out = config.evaluate
         self.held_out = problem_set(held_out.split, held_out.problems, 0, families, held_out.levels)
@@ -158,23 +161,34 @@ class Trainer:
         self.engine.version = number - 1
         groups = self.source.groups(number)
         clock.lap("rollout")
-        results = self._update(number, groups)
+        experiences = self._reflect(number, groups)
+        results = self._update(number, groups, experiences)
         clock.lap("update")
         self._refresh_engine()
         self.state.iteration = number
         self.state.learner_steps = self.learner.steps
         self.state.generated_tokens += int(sum(group.lengths.sum() for group in groups))
         metrics = {**iteration_metrics(groups, results), **clock.metrics(groups)}
+        if self.config.mel.weight > 0:
+            metrics |= {f"train/{name}": value for name, value in mel.metrics(groups, experiences).items()}
+            self.state.generated_tokens += int(metrics["train/mel/extra_tokens"])
+            self.record.experiences(number, experience_rows(experiences, self.tokenizer))
         self.record.rollouts(number, rollout_rows(groups, self.tokenizer))
         self.record.metrics(number, metrics)
         if sum(result.nonfinite for result in results):
             self._alarm(number, "nonfinite", "a loss or gradient was not finite and was dropped; lower learner.lr")
         self.observer.iteration(number, metrics, one_sample(groups, self.tokenizer, number))
 
+    def _reflect(self, number: int, groups: list[Group]) -> list[Experience]:
+        return self.reflections.on(number, groups) if self.config.mel.weight > 0 else []
+
     # --- the update --------------------------------------------------------------------------------------------
 
-    def _update(self, number: int, groups: list[Group]) -> list[StepResult]:
-        """`inner_steps` optimizer steps in each epoch, each on its own share of the examples."""
+    def _update(self, number: int, groups: list[Group], experiences: Sequence[Experience]) -> list[StepResult]:
+        """`inner_steps` optimizer steps in each epoch, each on its own share of the examples.
+
+        Kept reflections of MEL are a second objective of every step.
+        """
         config = self.config.learner
         if self.method.resets_optimizer:
             self.learner.reset_optimizer()
@@ -192,14 +206,18 @@ class Trainer:
             # bf16 sampling and bf16 training differ a little: measure the policy before the update with the learner.
             for e, logprobs, tokens in zip(examples, self.learner.logprobs(examples), fresh, strict=True):
                 e.logprobs = np.where(tokens, logprobs, e.logprobs)
+        learned = mel.internalised(self.config.mel, experiences, len(groups))
         results = []
         for epoch in range(config.epochs):
             for share in self._shares(number, epoch, examples):
                 # In a single step without a KL term an example without advantage has no gradient: only count it.
                 useful = share if not single or self.reference else [e for e in share if e.advantage != 0]
-                if useful:
-                    loss = on_policy(self.method.loss) if single else self.method.loss
-                    results.append(self.learner.step(useful, loss, Totals.of(share)))
+                loss = on_policy(self.method.loss) if single else self.method.loss
+                objectives = [Objective(useful, loss, Totals.of(share))] if useful else []
+                if learned:
+                    objectives.append(Objective(learned[0], mel.nll, learned[1]))
+                if objectives:
+                    results.append(self.learner.step_on(objectives))
         return results
 
     def _refer(self, reference: Learner, groups: list[Group]) -> None:

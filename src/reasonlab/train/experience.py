@@ -1,0 +1,110 @@
+"""The generations of Meta-Experience Learning: a reflection on every chosen pair, and a replay with it as a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any, NamedTuple
+
+from reasonlab.config import Config
+from reasonlab.evaluate.graders import grade_response
+from reasonlab.grading.grade import Grade
+from reasonlab.keys import key
+from reasonlab.methods.group import Group
+from reasonlab.methods.mel import Experience, contrastive_pairs
+from reasonlab.methods.mel_prompts import MelPrompts, TinyWorldPrompts
+from reasonlab.model.tiny_tokenizer import EOS, TinyTokenizer
+from reasonlab.problems.problem import Problem
+from reasonlab.rollout.engine import Engine
+from reasonlab.rollout.types import Request, Rollout, Sampling
+from reasonlab.train.measures import Counter, Report
+from reasonlab.train.recorded import given
+
+RIGHT = Grade("correct", None, "of the rollout itself")
+
+
+class _Chosen(NamedTuple):
+    """A pair to reflect on, the `place`-th of its problem."""
+
+    problem: Problem
+    place: int
+    right: Rollout
+    wrong: Rollout
+
+
+class Reflections:
+    """Turns the mixed groups of an iteration into experiences. Keyed like everything else, so it needs no state."""
+
+    def __init__(
+        self, config: Config, engine: Engine, tokenizer: TinyTokenizer, sampling: Sampling, report: Report
+    ) -> None:
+        self.config, self.mel, self.engine, self.tokenizer = config, config.mel, engine, tokenizer
+        self.sampling, self.report = replace(sampling, segment_tokens=0), report
+        self.prompts: MelPrompts = TinyWorldPrompts()
+
+    def on(self, number: int, groups: Sequence[Group]) -> list[Experience]:
+        """Reflect on every mixed group, replay, and grade."""
+        chosen: list[_Chosen] = []
+        for group in groups:
+            rng = Random(key(self.config.seed, "pairs", number, group.problem.id))
+            for place, (right, wrong) in enumerate(contrastive_pairs(group, self.mel.pairs, rng)):
+                chosen.append(_Chosen(group.problem, place, right, wrong))
+        if self.mel.target == "correct":  # nothing to generate: the right rollout is what is imitated
+            return [Experience(c.problem, c.wrong, c.right, c.right, "", given([], []), RIGHT) for c in chosen]
+        contexts = [
+            self.prompts.retrospective(
+                c.problem.question, self._text(c.wrong), self._text(c.right) if self.mel.contrast else None
+            )
+            for c in chosen
+        ]
+        short = replace(self.sampling, max_tokens=self.mel.max_tokens)
+        reflections = self._generate(number, "reflection", chosen, contexts, short)
+        if self.mel.part == "heuristic":
+            reflections = [self._heuristic(reflection) for reflection in reflections]
+        hints = [self._text(reflection) for reflection in reflections]
+        prompts = [self.prompts.hinted(c.problem.question, hint) for c, hint in zip(chosen, hints, strict=True)]
+        replays = self._generate(number, "replay", chosen, prompts, self.sampling)
+        verdicts = [
+            grade_response(c.problem, self.tokenizer.decode(r.ids)) for c, r in zip(chosen, replays, strict=True)
+        ]
+        made = zip(chosen, reflections, hints, replays, verdicts, strict=True)
+        return [
+            Experience(c.problem, c.wrong, c.right, m, hint, replay, verdict) for c, m, hint, replay, verdict in made
+        ]
+
+    def _generate(
+        self, number: int, what: str, chosen: Sequence[_Chosen], prompts: Sequence[str], sampling: Sampling
+    ) -> list[Rollout]:
+        requests = [
+            Request(self.tokenizer.encode(prompt), [key(self.config.seed, what, number, c.problem.id, c.place)])
+            for c, prompt in zip(chosen, prompts, strict=True)
+        ]
+        count = Counter(self.report, f"iteration {number}: {what}s", len(requests))
+        return [rollouts[0] for rollouts in self.engine.generate(requests, sampling, count)]
+
+    def _text(self, rollout: Rollout) -> str:
+        return self.tokenizer.decode(rollout.ids).removesuffix(EOS)
+
+    def _heuristic(self, reflection: Rollout) -> Rollout:
+        """The rule of a reflection as if it had been the whole of it; nothing if there is none."""
+        rule = self.prompts.heuristic(self._text(reflection))
+        return given(reflection.prompt, self.tokenizer.encode(rule + EOS) if rule else [])
+
+
+def experience_rows(experiences: Sequence[Experience], tokenizer: TinyTokenizer) -> Iterator[dict[str, Any]]:
+    """What is kept of each experience in the record."""
+    for one in experiences:
+        yield {
+            "problem": one.problem.id,
+            "family": one.problem.family,
+            "question": one.problem.question,
+            "gold": one.problem.answer,
+            "wrong": tokenizer.decode(one.wrong.ids),
+            "right": tokenizer.decode(one.right.ids),
+            "reflection": tokenizer.decode(one.reflection.ids),
+            "hint": one.text,
+            "replay": tokenizer.decode(one.replay.ids),
+            "verdict": one.verdict.verdict,
+            "kept": one.helped,
+        }

@@ -1,0 +1,277 @@
+"""Meta-Experience Learning: the second term by hand, its masks, what is kept, and the loop around it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_loop import Silent, config, train
+
+from reasonlab.config import GrpoConfig, LearnerConfig, MelConfig
+from reasonlab.grading.grade import Grade
+from reasonlab.methods import mel
+from reasonlab.methods.group import Group
+from reasonlab.methods.grpo import Grpo
+from reasonlab.methods.mel import Experience, contrastive_pairs, internalised
+from reasonlab.methods.mel_prompts import LanguageModelPrompts, TinyWorldPrompts
+from reasonlab.model.checkpoint import load_model
+from reasonlab.model.ladder import resolve_model
+from reasonlab.problems.problem import Problem
+from reasonlab.rollout.types import Rollout
+from reasonlab.runs import RunReader
+from reasonlab.train.batch import Totals
+from reasonlab.train.learner import Learner, Objective
+from reasonlab.train.loop import resume, start
+from reasonlab.train.recorded import given
+
+GRPO = {"type": "grpo"}
+FINAL = "checkpoints/final/model.safetensors"
+
+
+def problem(name: str) -> Problem:
+    return Problem(name, "1+1=?", "2", "sum", 1)
+
+
+def graded(name: str, verdicts: str) -> Group:
+    """A group with one rollout for each letter: c(orrect), w(rong), e(rror)."""
+    words = {"c": "correct", "w": "wrong", "e": "error"}
+    rollouts = [given([1, 7], [10 + i, 2]) for i in range(len(verdicts))]
+    return Group(problem(name), rollouts, [Grade(words[v], None, "") for v in verdicts])  # type: ignore[arg-type]
+
+
+def experience(name: str, ids: list[int], verdict: str = "correct", context: tuple[int, ...] = (1, 8, 9)) -> Experience:
+    wrong, right = given([1], [3]), given([1], [4])
+    return Experience(problem(name), wrong, right, given(context, ids), "", given([1], [5]), Grade(verdict, None, ""))  # type: ignore[arg-type]
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------------
+
+
+def test_only_mixed_groups_have_pairs_and_errors_are_neither_right_nor_wrong() -> None:
+    for verdicts in ("cccc", "wwww", "ccee", "weee", "eeee"):
+        assert contrastive_pairs(graded("p", verdicts), 3, Random(0)) == []
+    (pair,) = contrastive_pairs(graded("p", "ecwe"), 3, Random(0))
+    assert [rollout.ids[0] for rollout in pair] == [11, 12]
+
+
+def test_pairs_are_different_and_uniform() -> None:
+    group = graded("p", "ccwww")
+    assert len({(id(a), id(b)) for a, b in contrastive_pairs(group, 6, Random(1))}) == 6
+    assert len(contrastive_pairs(group, 99, Random(1))) == 6
+    seen = Counter(
+        tuple(rollout.ids[0] for rollout in contrastive_pairs(group, 1, Random(seed))[0]) for seed in range(1200)
+    )
+    assert set(seen) == {(a, b) for a in (10, 11) for b in (12, 13, 14)}
+    assert sum((count - 200) ** 2 / 200 for count in seen.values()) < 20.5  # χ²(5) at 0.1 %
+
+
+# --- the loss --------------------------------------------------------------------------------------------------------
+
+
+def weights(settings: MelConfig, experiences: list[Experience], problems: int) -> list[float]:
+    """What every token's −log π is multiplied by in the end."""
+    kept = internalised(settings, experiences, problems)
+    assert kept is not None
+    examples, totals = kept
+    return [e.advantage / totals.sequences for e in examples for _ in e.response]
+
+
+def test_every_token_weighs_one_over_problems_reflections_and_length() -> None:
+    experiences = [
+        experience("a", [5, 6, 2]),
+        experience("a", [5, 2]),
+        experience("b", [5, 6, 7, 2]),
+        experience("b", [9, 9], "wrong"),
+        experience("c", [9], "error"),
+    ]
+    expected = [1 / (8 * 2 * 3)] * 3 + [1 / (8 * 2 * 2)] * 2 + [1 / (8 * 1 * 4)] * 4
+    np.testing.assert_allclose(weights(MelConfig(weight=1.0), experiences, 8), expected)
+    np.testing.assert_allclose(weights(MelConfig(weight=0.5), experiences, 8), np.array(expected) / 2)
+    by_kept = MelConfig(weight=1.0, normalise="kept")
+    np.testing.assert_allclose(weights(by_kept, experiences, 8), np.array(expected) * 8 / 2)
+    everything = weights(MelConfig(weight=1.0, replay_filter=False), experiences, 8)
+    assert len(everything) == 3 + 2 + 4 + 2 + 1
+
+
+def test_a_reflection_whose_replay_fails_contributes_exactly_nothing() -> None:
+    assert internalised(MelConfig(weight=1.0), [experience("a", [5, 6], "wrong")], 4) is None
+    both = internalised(MelConfig(weight=1.0), [experience("a", [5, 6]), experience("b", [7, 8], "wrong")], 4)
+    alone = internalised(MelConfig(weight=1.0), [experience("a", [5, 6])], 4)
+    assert both is not None
+    assert alone is not None
+    assert [e.response.tolist() for e in both[0]] == [e.response.tolist() for e in alone[0]] == [[5, 6]]
+    assert both[1] == alone[1]
+
+
+def rollout_of(model_learner: Learner, prompt: list[int], ids: list[int]) -> Rollout:
+    return Rollout(prompt, ids, np.zeros(len(ids), np.float32), "stop", np.zeros(len(ids), np.int32))
+
+
+def test_the_gradient_is_grpos_plus_the_nlls_computed_by_hand() -> None:
+    """Against autograd on the formula written out, token by token, with an independent forward of each sequence."""
+    model = load_model(resolve_model("tiny-0.3m"))
+    learner = Learner(model, LearnerConfig(token_budget=50))
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(4, 40, size=n).tolist() for n in (3, 5, 4, 6)]
+    group = Group(
+        problem("a"),
+        [rollout_of(learner, [1, 20, 21], one) for one in ids],
+        [Grade("correct", None, ""), Grade("wrong", None, ""), Grade("wrong", None, ""), Grade("correct", None, "")],
+        np.array([1.0, 0.0, 0.0, 1.0]),
+    )
+    reflections = [experience("a", [30, 31, 32]), experience("b", [33, 34])]
+    method = Grpo(GrpoConfig(type="grpo"), 64)
+    examples = method.examples([group])
+    learned = internalised(MelConfig(weight=0.7), reflections, 5)
+    assert learned is not None
+    from reasonlab.train.loop import on_policy
+
+    objectives = [
+        Objective(examples, on_policy(method.loss), Totals.of(examples)),
+        Objective(learned[0], mel.nll, learned[1]),
+    ]
+    packs = [([e], objective) for objective in objectives for e in objective.examples]
+    summed = [torch.zeros_like(p) for p in learner.parameters]
+    for *_, gradients in learner._gradients(packs):
+        for total, gradient in zip(summed, gradients, strict=True):
+            total += gradient
+
+    def logprobs(prompt: Any, response: Any) -> torch.Tensor:
+        flat, _ = learner._forward([mel.demonstration(prompt, response)], with_entropy=False)
+        return flat
+
+    rewards = np.array([1.0, 0.0, 0.0, 1.0])
+    advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+    by_hand = torch.zeros(())
+    for one, advantage in zip(ids, advantages, strict=True):  # ratio 1: d(min(rA, clip(r)A)) = A dlogπ
+        by_hand = by_hand - float(advantage) * logprobs([1, 20, 21], one).mean() / 4
+    for one in reflections:
+        by_hand = by_hand - 0.7 * logprobs(one.reflection.prompt, one.reflection.ids).mean() / 5
+    expected = torch.autograd.grad(by_hand, learner.parameters)
+    for mine, theirs in zip(summed, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_no_loss_on_the_context() -> None:
+    """A token of the context is read, never predicted: its logprob is not in the loss."""
+    learned = internalised(MelConfig(weight=1.0), [experience("a", [5, 6], context=(1, 8, 9, 10, 11))], 1)
+    assert learned is not None
+    (example,), totals = learned
+    assert example.prompt.tolist() == [1, 8, 9, 10, 11]
+    assert example.response.tolist() == [5, 6]
+    assert totals.tokens == int(example.mask.sum()) == 2
+
+
+# --- the loop --------------------------------------------------------------------------------------------------------
+
+
+def final(run: Path) -> bytes:
+    return (run / FINAL).read_bytes()
+
+
+def mixed(**changes: Any) -> dict[str, Any]:
+    """Settings under which the tiny base has mixed groups."""
+    common = {"method": GRPO, "rollout": {"prompts": 6, "samples": 6, "max_tokens": 64}, "evaluate": {"every": 0}}
+    return {**common, "mel": {"weight": 1.0, "max_tokens": 24, "replay_filter": False}, **changes}
+
+
+def test_metrics_and_experiences_are_kept(tmp_path: Path) -> None:
+    _, observer = train(tmp_path / "run", **mixed())
+    reader = RunReader(tmp_path / "run")
+    for step, metrics in enumerate(observer.iterations, start=1):
+        rows = reader.experiences(step)
+        assert len(rows) == metrics["train/mel/reflections"] > 0
+        assert metrics["train/mel/mixed_frac"] == pytest.approx(len(rows) / 6)
+        assert metrics["train/mel/retention"] == pytest.approx(np.mean([row["kept"] for row in rows]))
+        assert metrics["train/mel/extra_tokens"] > 0
+        assert metrics["train/mel/nll"] > 0
+        groups = {(row["problem"], row["text"]): row["verdict"] for row in reader.rollouts(step)}
+        for row in rows:
+            assert groups[row["problem"], row["wrong"]] == "wrong"
+            assert groups[row["problem"], row["right"]] == "correct"
+
+
+def test_without_mixed_groups_mel_is_grpo_bit_for_bit(tmp_path: Path) -> None:
+    """One sample a problem: no group is mixed. (REINFORCE++ without group baseline still learns from such groups.)"""
+    host = {"type": "grpo", "variant": "reinforce_pp"}
+    settings: dict[str, Any] = {"method": host, "rollout": {"prompts": 8, "samples": 1, "max_tokens": 64}}
+    train(tmp_path / "host", evaluate={"every": 0}, **settings)
+    train(tmp_path / "mel", evaluate={"every": 0}, mel={"weight": 1.0}, **settings)
+    assert final(tmp_path / "host") == final(tmp_path / "mel")
+    train(tmp_path / "base", evaluate={"every": 0}, **{**settings, "learner": {"lr": 1e-12}})
+    assert final(tmp_path / "host") != final(tmp_path / "base"), "the host learned nothing: the comparison is empty"
+
+
+def test_mel_changes_the_update_and_weight_zero_does_not(tmp_path: Path) -> None:
+    train(tmp_path / "mel", **mixed())
+    train(tmp_path / "off", **mixed(mel={"weight": 0.0, "replay_filter": False}))
+    train(tmp_path / "grpo", **mixed(mel={}))
+    assert final(tmp_path / "off") == final(tmp_path / "grpo") != final(tmp_path / "mel")
+
+
+@pytest.mark.parametrize("method", [GRPO, {"type": "rest", "keep": "correct"}, {"type": "mirror_descent"}])
+@pytest.mark.parametrize(
+    "ablation", [{"contrast": False}, {"part": "heuristic"}, {"target": "correct"}, {"pairs": 3, "normalise": "kept"}]
+)
+def test_every_ablation_runs_over_every_host(tmp_path: Path, method: Any, ablation: dict[str, Any]) -> None:
+    settings = {"weight": 1.0, "max_tokens": 16, "replay_filter": False, **ablation}
+    outcome, observer = train(tmp_path / "run", **mixed(method=method, mel=settings, iterations=1))
+    assert outcome.status == "finished"
+    assert np.isfinite(observer.iterations[0]["train/loss"])
+    rows = RunReader(tmp_path / "run").experiences(1)
+    assert rows
+    if ablation.get("target") == "correct":
+        assert all(row["reflection"] == row["right"] for row in rows)
+
+
+def test_killed_between_iterations_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    train(tmp_path / "whole", **mixed())
+    run = tmp_path / "cut"
+    trainer = start(config(**mixed()), run, ["test"], Silent())
+    trainer._iteration(1)
+    trainer._checkpoint()
+    groups = trainer.source.groups(2)  # killed in the middle of the second: after rollouts and reflections
+    trainer._reflect(2, groups)
+    del trainer
+    resume(run, Silent()).run()
+    assert final(run) == final(tmp_path / "whole")
+
+
+def test_reflections_do_not_depend_on_the_other_groups(tmp_path: Path) -> None:
+    trainer = start(config(**mixed()), tmp_path / "run", ["test"], Silent())
+    groups = trainer.source.groups(1)
+    together = {one.problem.id: one.reflection.ids for one in trainer._reflect(1, groups)}
+    for group in groups:
+        for one in trainer._reflect(1, [group]):
+            assert one.reflection.ids == together[one.problem.id]
+
+
+# --- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def test_language_model_prompts_hold_what_they_should_and_nothing_twice() -> None:
+    prompts = LanguageModelPrompts()
+    asked = prompts.retrospective("What is {wrong}?", "I say \\frac{1}{2} {right}", "it is {question}")
+    assert asked.count("What is {wrong}?") == 1
+    assert asked.index("\\frac{1}{2} {right}") < asked.index("it is {question}"), "the wrong attempt comes first"
+    for section in ("[1]", "[2]", "[3]", "[4]"):
+        assert section in asked
+    alone = prompts.retrospective("Q", "W", None)
+    assert "W" in alone
+    assert "right" not in alone.split("<problem>")[1]
+    hinted = prompts.hinted("Q?", "If a then {question}.")
+    assert "If a then {question}." in hinted
+    assert hinted.endswith("Q?")
+    assert "\\boxed{}" in hinted
+
+
+def test_the_rules_of_a_reflection_are_its_fourth_section() -> None:
+    text = "[1] Where it failed: x\n[2] y\n[3] z\n[4] Rules:\n[Units]: if a then b.\n[Signs]: if c then d."
+    assert LanguageModelPrompts().heuristic(text) == "[Units]: if a then b.\n[Signs]: if c then d."
+    assert LanguageModelPrompts().heuristic("no sections at all") == ""
+    assert TinyWorldPrompts().heuristic("nonsense") == ""
