@@ -66,7 +66,7 @@ from reasonlab.problems.problem import Problem
 from reasonlab.problems.tiny_world import problem_set
 from reasonlab.rollout.decoder import Decoder
 from reasonlab.rollout.engine import Engine
-from reasonlab.rollout.partial import PartialRollouts, fresh_tokens
+from reasonlab.rollout.partial import PartialRollouts
 from reasonlab.rollout.types import Request, Rollout, Sampling
 
 LEVELS = (2, 3, 4, 5)
@@ -165,7 +165,7 @@ class Bench:
                 run.iteration_s.append(time.perf_counter() - start)
                 for problem, rollouts in done:
                     run.groups[problem.id] = rollouts
-                    fresh = [int(fresh_tokens(rollout, number).sum()) for rollout in rollouts]
+                    fresh = [int((rollout.versions == number).sum()) for rollout in rollouts]
                     lengths = [len(rollout.ids) for rollout in rollouts]
                     run.trained_tokens += sum(lengths)
                     run.stale_tokens += sum(lengths) - sum(fresh)
@@ -181,7 +181,7 @@ class Bench:
         run.busy_elsewhere = max(0.0, cpu_seconds() - busy - run.cpu_s) / (time.perf_counter() - started)
         for rollout in all_rollouts(run):
             run.tokens += len(rollout.ids)
-            run.closing_tokens += int(fresh_tokens(rollout, closing.version).sum())
+            run.closing_tokens += int((rollout.versions == closing.version).sum())
         return run
 
 

@@ -25,7 +25,7 @@ from reasonlab.problems.problem import Problem
 from reasonlab.rollout import engine as engine_module
 from reasonlab.rollout.decoder import Decoder
 from reasonlab.rollout.engine import Engine
-from reasonlab.rollout.partial import PartialRollouts, fresh_tokens
+from reasonlab.rollout.partial import PartialRollouts
 from reasonlab.rollout.types import Request, Rollout, Sampling
 
 Groups = Sequence[Sequence[Rollout]]
@@ -462,20 +462,3 @@ def test_the_state_is_exact(logprobs: list[float], seed: int) -> None:
         assert got.logprobs.tobytes() == wanted.logprobs.tobytes()
         assert got.versions.dtype == np.int32
         assert got.versions.tolist() == wanted.versions.tolist()
-
-
-# --- stale tokens ----------------------------------------------------------------------------------------------------
-
-
-def test_fresh_tokens_are_those_of_one_version(model: Transformer) -> None:
-    rollout = Rollout([1], [4, 5, 6, 7], np.zeros(4, np.float32), "stop", np.array([2, 2, 3, 5], np.int32))
-    assert fresh_tokens(rollout, 2).tolist() == [True, True, False, False]
-    assert fresh_tokens(rollout, 5).tolist() == [False, False, False, True]
-    assert not fresh_tokens(rollout, 4).any()
-    assert fresh_tokens(rollout, 3).dtype == np.bool_
-    dispatched = run(PartialRollouts(), Engine(model), range(8))
-    lengths = [
-        (sum(int(fresh_tokens(r, v).sum()) for v in range(8)), len(r.ids)) for o in dispatched for _, g in o for r in g
-    ]
-    assert all(fresh == length for fresh, length in lengths)
-    assert max(length for _, length in lengths) > 2 * RAGGED.segment_tokens

@@ -6,7 +6,7 @@ done, so a reward can be compared with those of the whole group; the report does
 that end in different iterations.
 
 A response is thus a chain of segments y = (y^(n−m), …, y^(n)) in which tokens of segment y^(i) were sampled by policy
-version i. `fresh_tokens` names those of one version, for losses that leave out the rest.
+version i (`Rollout.versions`), which losses need that leave out older ones.
 
 One last pass without a limit, `generate(engine, [], replace(sampling, segment_tokens=0))`, empties the buffer.
 """
@@ -19,7 +19,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.engine import Engine
@@ -89,11 +88,6 @@ class PartialRollouts:
             prompt, keys = group["prompt"], group["keys"]
             rollouts = [_from_json(prompt, rollout) for rollout in group["rollouts"]]
             self._pending.append((Problem(**group["problem"]), Request(prompt, keys, rollouts)))
-
-
-def fresh_tokens(rollout: Rollout, version: int) -> NDArray[np.bool_]:
-    """Which tokens of a rollout were sampled by that policy version."""
-    return np.equal(rollout.versions, version)
 
 
 def _to_json(rollout: Rollout) -> dict[str, Any]:
