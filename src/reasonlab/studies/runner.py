@@ -10,12 +10,12 @@ import multiprocessing
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import Any
 
@@ -55,65 +55,103 @@ def run_pieces(pieces: Sequence[Piece], jobs: int = 1) -> None:
 
 
 # --- several processes -----------------------------------------------------------------------------------------------
+# Not concurrent.futures: its pool does not always notice that a worker was killed, and cannot interrupt one.
+
+
+class Worker:
+    """A process that does one piece after the other."""
+
+    def __init__(self, context: SpawnContext) -> None:
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,))
+        self.process.start()
+        theirs.close()  # held by the worker alone: if it dies, our end says so
+
+    def answer(self, piece: Piece) -> BaseException | None:
+        """How the piece ended."""
+        try:
+            failure: BaseException | None = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            remedy = "If memory ran out, take fewer --jobs; the same command goes on from here"
+            return UserError(f"the process that did {piece.name!r} was killed", remedy)
+        return failure
+
+    def interrupt(self) -> None:
+        """A run finishes its iteration and saves; anything else stops at once."""
+        if self.process.is_alive():
+            os.kill(self.process.ident or 0, signal.SIGINT)
+
+    def kill(self) -> None:
+        try:
+            os.killpg(self.process.ident or 0, signal.SIGKILL)
+        except ProcessLookupError:  # it has no group of its own yet, or is gone
+            self.process.kill()
+
+    def end(self) -> None:
+        self.connection.close()  # for an idle worker the end of its work
+        self.process.join()
 
 
 def _run_in_processes(pieces: Sequence[Piece], jobs: int) -> None:
     context = multiprocessing.get_context("spawn")
-    listening, going_on = context.Pipe(duplex=False)  # closed, it tells the workers that the study is over
     waiting, done = list(pieces), set[str]()
-    running: dict[Future[None], Piece] = {}
-    with listening, going_on, ProcessPoolExecutor(jobs, context, _become_worker, (listening,)) as pool:
-        try:
-            while waiting or running:
-                for piece in [piece for piece in waiting if done.issuperset(piece.needs)][: jobs - len(running)]:
-                    running[pool.submit(_do, piece.work, piece.arguments)] = piece
-                    waiting.remove(piece)
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    piece = running.pop(future)
-                    future.result()
-                    done.add(piece.name)
-        except BrokenProcessPool:
-            remedy = "If memory ran out, take fewer --jobs; the same command goes on from here"
-            raise UserError(f"a process of the study was killed while {piece.name!r} was done", remedy) from None
-        except BaseException:
-            going_on.close()
-            try:
-                wait(running)  # runs finish their iteration and save
-            except KeyboardInterrupt:
-                os._exit(130)  # a second Ctrl-C does not wait for them; without their parent they end at once
-            raise
-
-
-# In a worker: a piece is being done; no further one is to be begun. Each side sets its own before it asks the other's.
-_at_work, _over = threading.Event(), threading.Event()
-
-
-def _do(work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    _at_work.set()
+    workers: list[Worker] = []
+    busy: dict[Worker, Piece] = {}
     try:
-        if _over.is_set():
-            raise KeyboardInterrupt
-        work(*arguments)
+        while waiting or busy:
+            for piece in [piece for piece in waiting if done.issuperset(piece.needs)][: jobs - len(busy)]:
+                if len(busy) == len(workers):
+                    workers.append(Worker(context))
+                worker = next(worker for worker in workers if worker not in busy)
+                worker.connection.send((piece.work, piece.arguments))
+                busy[worker] = piece
+                waiting.remove(piece)
+            answered = wait([worker.connection for worker in busy])
+            for worker in [worker for worker in busy if worker.connection in answered]:
+                piece = busy.pop(worker)
+                if failure := worker.answer(piece):
+                    raise failure
+                done.add(piece.name)
+    except BaseException:
+        try:
+            for worker in busy:
+                worker.interrupt()
+            for worker, piece in busy.items():
+                worker.answer(piece)
+        except KeyboardInterrupt:  # a second Ctrl-C does not wait for them
+            for worker in busy:
+                worker.kill()
+        raise
     finally:
-        _at_work.clear()
+        for worker in workers:
+            worker.end()
 
 
-def _become_worker(study: Connection) -> None:
-    """Set up a new worker process."""
+def _serve(pieces: Connection) -> None:
+    """What a worker process does."""
     os.setpgrp()  # Ctrl-C reaches the parent alone, which passes it on once: twice would stop runs before they save
     os.environ["TERM"] = "dumb"  # no live view: several would overwrite each other
-    threading.Thread(target=_end_with, args=(study,), daemon=True).start()
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    while True:
+        try:
+            work, arguments = pieces.recv()
+        except (EOFError, KeyboardInterrupt):  # interrupted just after its last piece
+            return
+        failure: BaseException | None = None
+        try:
+            work(*arguments)
+        except (UserError, KeyboardInterrupt) as error:
+            failure = error
+        except Exception:
+            failure = RuntimeError(f"in a process of the study:\n{traceback.format_exc()}")
+        pieces.send(failure)
 
 
-def _end_with(study: Connection) -> None:
-    """Interrupt the piece when the study is over; if the parent is dead, however it died, end at once."""
-    study.poll(None)  # nothing is ever sent: this returns when the other end is closed
-    _over.set()
-    if _at_work.is_set():
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+def _die_with_parent() -> None:
+    """However the parent died; together with the processes that a piece has started."""
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
-    os.killpg(0, signal.SIGKILL)  # with whatever processes the piece has started
+    os.killpg(0, signal.SIGKILL)
 
 
 def train(config: Config, out: Path, command: Sequence[str]) -> None:

@@ -1,0 +1,70 @@
+"""Pieces of a made-up study: functions that worker processes import, so this module imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from reasonlab.errors import UserError
+from reasonlab.studies.runner import Piece, run_pieces
+
+
+def note(log: Path, word: str) -> None:
+    """One line, in one write: processes do not tear each other's lines."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(descriptor, f"{word}\n".encode())
+    os.close(descriptor)
+
+
+def noted(log: Path) -> list[str]:
+    return log.read_text().split() if log.exists() else []
+
+
+def work(log: Path, name: str, beside: str = "") -> None:
+    """With another piece `beside` it, wait until that one has begun too."""
+    note(log, f"begin:{name}")
+    until(lambda: not beside or f"begin:{beside}" in noted(log))
+    note(log, f"end:{name}")
+
+
+def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def work_for_hours(log: Path) -> None:
+    """A minute, in fact: a failed test leaves it behind."""
+    note(log, f"hours:{os.getpid()}")
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        note(log, "saved")
+        raise
+
+
+def ignore_interrupts(log: Path) -> None:
+    signal.signal(signal.SIGINT, lambda *_: note(log, "ignored"))
+    note(log, f"hours:{os.getpid()}")
+    until(lambda: False)
+
+
+def fail_beside(log: Path, kind: str) -> None:
+    """Fail in some way once the long piece is under way."""
+    until(lambda: any(word.startswith("hours:") for word in noted(log)))
+    match kind:
+        case "mistake":
+            raise UserError("the data is missing", "Make it")
+        case "bug":
+            raise ZeroDivisionError("a bug")
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(log: Path, work: Callable[[Path], None]) -> None:
+    """A study of two processes."""
+    run_pieces([Piece(name, work, (log,)) for name in "ab"], jobs=2)
