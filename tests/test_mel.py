@@ -187,7 +187,7 @@ def test_metrics_and_experiences_are_kept(tmp_path: Path) -> None:
         rows = reader.experiences(step)
         assert len(rows) == metrics["train/mel/reflections"] > 0
         assert metrics["train/mel/mixed_frac"] == pytest.approx(len(rows) / 6)
-        assert metrics["train/mel/retention"] == pytest.approx(np.mean([row["kept"] for row in rows]))
+        assert metrics["train/mel/retention"] == pytest.approx(np.mean([row["helped"] for row in rows]))
         assert metrics["train/mel/extra_tokens"] > 0
         assert metrics["train/mel/nll"] > 0
         groups = {(row["problem"], row["text"]): row["verdict"] for row in reader.rollouts(step)}

@@ -36,8 +36,10 @@ def test_draws_are_distinct_keyed_and_continue_where_they_were() -> None:
         source = prompts(sampling=sampling)
         whole = source.draw(3, 12)
         assert len({p.id for p in whole}) == 12
-        assert source.draw(3, 5) + source.draw(3, 7, already=5) == whole
-        assert source.draw(4, 12) != whole
+        more = source.draw(3, 7, whole)
+        assert not {p.id for p in more} & {p.id for p in whole}
+        assert len(source.draw(3, 99, whole)) == 28
+        assert source.draw(3, 12) == whole != source.draw(4, 12)
         assert len(source.draw(3, 500)) == 40
 
 
@@ -65,6 +67,14 @@ def test_success_is_a_running_mean_of_what_could_be_graded() -> None:
     assert source.success[problem.id] == pytest.approx(0.5)
     source.learn([solved(problem, 0, 0, errors=4)])
     assert source.success[problem.id] == pytest.approx(0.5), "a group that could not be graded says nothing"
+
+
+def test_refills_never_repeat_a_problem() -> None:
+    source = prompts(pool=200)
+    drawn: list[Problem] = []
+    for _ in range(4):
+        drawn += source.draw(1, 48, drawn)
+    assert len({p.id for p in drawn}) == 192
 
 
 def test_prioritised_draws_are_in_proportion_to_the_weights() -> None:
@@ -108,4 +118,7 @@ def test_a_curated_set_brings_its_problems_and_pass_rates(tmp_path: Path) -> Non
     source = prompts(path=str(path), sampling="prioritised", curriculum_from=2, hard_pass_rate=0.4)
     assert source.pool == pool
     assert source.weight(pool[3]) == pytest.approx(0.4)
+    source.learn([solved(pool[3], 8, 8)])
+    assert source.weight(pool[3]) == pytest.approx(0.2), "the pass rate is the estimate before the first visit"
+    source.success.clear()
     assert {p.id for p in source.draw(2, 6)} == {p.id for p in pool[:3]}

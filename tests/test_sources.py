@@ -109,6 +109,27 @@ def test_stale_tokens_are_masked_or_anchored(tmp_path: Path, stale: str, monkeyp
     assert max(moved) > 0.05, "no stale token was met"
 
 
+def test_every_sampled_token_is_counted_once(tmp_path: Path) -> None:
+    """Also those of groups that still wait at the end, and not those a file brought."""
+    trainer = start(config(iterations=3, rollout=PARTIAL, evaluate={"every": 0}), tmp_path / "run", ["test"], Silent())
+    trainer.run()
+    assert isinstance(trainer.source, Rollouts)
+    reader = RunReader(tmp_path / "run")
+    finished = sum(row["tokens"] for step in reader.rollout_steps() for row in reader.rollouts(step))
+    waiting = sum(len(r["ids"]) for g in trainer.source.partial.state()["groups"] for r in g["rollouts"])
+    assert waiting > 0
+    assert trainer.state.generated_tokens == finished + waiting
+
+
+def test_solved_problems_are_remembered_although_dynamic_sampling_drops_them(tmp_path: Path) -> None:
+    problems = {**SMALL["problems"], "levels": [1], "sampling": "prioritised"}
+    rollout = {**SMALL["rollout"], "samples": 2, "dynamic_rounds": 2}
+    trainer = start(config(problems=problems, rollout=rollout, iterations=2), tmp_path / "run", ["test"], Silent())
+    trainer._iteration(1)
+    assert isinstance(trainer.source, Rollouts)
+    assert 1.0 in trainer.source.prompts.success.values()
+
+
 def test_partial_rollouts_and_dynamic_sampling_exclude_each_other() -> None:
     with pytest.raises(UserError, match="exclude each other"):
         validate({"rollout": {"segment_tokens": 8, "dynamic_rounds": 1}}, "test")
@@ -199,6 +220,10 @@ def test_demonstrations_are_no_pairs(tmp_path: Path, groups: list[Group]) -> Non
     with pytest.raises(UserError, match="not a preference pair"):
         read_responses(tmp_path / "d.jsonl", pairs=True)
     row = orjson.loads((tmp_path / "d.jsonl").read_bytes().splitlines()[0])
+    for ids in ([10**6], ["a"], [-1]):
+        (tmp_path / "ids.jsonl").write_bytes(orjson.dumps({**row, "response": ids}))
+        with pytest.raises(UserError, match="token ids are whole numbers"):
+            read_responses(tmp_path / "ids.jsonl", pairs=False)
     (tmp_path / "empty.jsonl").write_bytes(orjson.dumps({**row, "response": []}))
     with pytest.raises(UserError, match="an empty response"):
         read_responses(tmp_path / "empty.jsonl", pairs=False)

@@ -227,6 +227,7 @@ def test_no_process_outlives_a_killed_study(tmp_path: Path, sign: signal.Signals
 def test_ctrl_c_interrupts_every_process_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     process, workers = launched(log, "work_for_hours")
+    assert all(os.getpgid(worker) == worker for worker in workers), "a second interrupt would come from the terminal"
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
     output = process.communicate(timeout=20)[1]
     assert process.returncode == -signal.SIGINT

@@ -59,6 +59,7 @@ class Engine:
         self.model, self.rows, self.decode_text = model, rows, decode_text
         self.workers = workers if model.embedding.weight.device.type == "cpu" else 1
         self.version = 0
+        self.generated = 0  # tokens sampled so far, in all calls
         self._decoders: dict[tuple[int, int, int, Sampling], Decoder] = {}
 
     @torch.inference_mode()
@@ -86,7 +87,10 @@ class Engine:
         else:
             with worker_pool(self.workers) as pool:
                 list(pool.map(work, range(self.workers)))
-        return [[rollout for rollout in group if rollout is not None] for group in results]
+        rollouts = [[rollout for rollout in group if rollout is not None] for group in results]
+        before = sum(len(rollout.ids) for request in requests for rollout in request.started if rollout is not None)
+        self.generated += sum(len(rollout.ids) for group in rollouts for rollout in group) - before
+        return rollouts
 
     def _generate_share(
         self,

@@ -18,7 +18,15 @@ from reasonlab.errors import UserError
 
 CACHE_VARIABLE = "REASONLAB_CACHE"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
+_UNWRITABLE = {
+    errno.EACCES,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
 
 
 def rollouts_path(directory: Path, step: int) -> Path:

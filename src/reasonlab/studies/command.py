@@ -12,6 +12,7 @@ from typing import Any
 
 from reasonlab.config import validate
 from reasonlab.errors import UserError
+from reasonlab.hardware import prepare
 from reasonlab.runs.files import write_aside
 from reasonlab.studies import k15_dynamics, long2short
 from reasonlab.studies.plan import Plan
@@ -20,6 +21,9 @@ from reasonlab.studies.runner import first_difference, run_pieces
 from reasonlab.studies.verdicts import record, table
 
 STUDIES: dict[str, ModuleType] = {study.name: study for study in (k15_dynamics, long2short)}
+
+
+NOT_THE_RECIPE = {"seed", "threads"}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,12 +46,17 @@ def run(arguments: argparse.Namespace) -> int:
             "Look at what it needs with --dry-run, and run --scale cpu or gpu here",
         )
     seeds = tuple(range(arguments.seed, arguments.seed + (arguments.seeds or recipe.settings.seeds)))
-    out = arguments.out or Path("runs") / f"{arguments.study}-{recipe.scale}"
+    out = (arguments.out or Path("runs") / f"{arguments.study}-{recipe.scale}").resolve()  # models are named by it
     command = ["study", *arguments.words]
     plan = Plan(arguments.study, recipe, seeds, out, command)
     pieces = study.pieces(plan)
+    prepare(plan.device)  # a missing device is found before anything is written
     keep_recipe(plan)
-    run_pieces(pieces, arguments.jobs)
+    try:
+        run_pieces(pieces, arguments.jobs)
+    except KeyboardInterrupt:
+        print("\nsaved. The same command continues the study.")
+        raise
     found = study.found(plan)
     content = record(arguments.study, recipe.scale, seeds, shlex.join(["reasonlab", *command]), plan.device, found)
     write_aside(out / "verdicts.json", (json.dumps(content, indent=1) + "\n").encode())
@@ -67,7 +76,7 @@ def _adjusted(recipe: StudyRecipe, arguments: argparse.Namespace) -> StudyRecipe
         for name, config in recipe.arms.items()
     }
     if arguments.arms:
-        wanted: Sequence[str] = arguments.arms.split(",")
+        wanted: Sequence[str] = [arm.strip() for arm in arguments.arms.split(",")]
         if unknown := [arm for arm in wanted if arm not in arms]:
             raise UserError(f"there is no arm {unknown[0]!r}", f"Choose from {', '.join(arms)}")
         arms = {arm: arms[arm] for arm in wanted}
@@ -81,7 +90,9 @@ def keep_recipe(plan: Plan) -> None:
     now: dict[str, Any] = {
         "name": plan.study,
         "study": plan.recipe.settings.model_dump(mode="json", exclude={"seeds"}),
-        "arms": {arm: config.model_dump(mode="json", exclude={"seed"}) for arm, config in plan.recipe.arms.items()},
+        "arms": {
+            arm: config.model_dump(mode="json", exclude=NOT_THE_RECIPE) for arm, config in plan.recipe.arms.items()
+        },
     }
     before = json.loads(path.read_bytes()) if path.exists() else now
     shared = {arm: config for arm, config in before["arms"].items() if arm in now["arms"]}

@@ -44,7 +44,7 @@ from reasonlab.runs.files import write_aside
 from reasonlab.studies.plan import Plan
 from reasonlab.studies.recipe import StudySettings
 from reasonlab.studies.runner import Piece, train
-from reasonlab.studies.scores import Floats, Scores, difference, panels_of, points, ratio
+from reasonlab.studies.scores import Floats, Scores, difference, interval, panels_of, points, ratio
 from reasonlab.studies.verdicts import ArmCost, Claim, Outcome, Verdict, judge
 from reasonlab.terminal import make_observer
 from reasonlab.train.pretrain import ladder_model
@@ -61,6 +61,7 @@ BASE, BASE_FORCED = "base", "base, thinking forced"
 ORDER = (RL, DPO, MERGE_RS, MERGE, SHORTEST)  # the report's, by accuracy
 ALL, HARD = "all levels", "hardest level"
 COST = "cost.json"
+NORMAL = 1.959964  # 97.5 % quantile
 
 
 # --- the work --------------------------------------------------------------------------------------------------------
@@ -287,12 +288,18 @@ def arm_row(panel: str, arm: str, scores: Scores) -> ArmRow:
 
 
 def joint_covariance(scores: Scores) -> Floats:
-    """Of the means of accuracy and tokens: Σ_questions / Q + Σ_seeds / S, each from the means over the other."""
+    """Of the means of accuracy and tokens, for an ellipse that is as wide as their intervals.
+
+    The correlation is that of Σ_questions / Q + Σ_seeds / S, each from the means over the other. The standard errors
+    are the half-widths of the intervals over the normal quantile: these know that few seeds need Student's.
+    """
     both = np.stack([scores.accuracy, scores.tokens])  # [2, seed, question]
     covariance: Floats = np.cov(both.mean(axis=1)) / both.shape[2]
     if both.shape[1] > 1:
         covariance = covariance + np.cov(both.mean(axis=2)) / both.shape[1]
-    return covariance
+    widths = np.array([(i.high - i.low) / 2 / NORMAL for i in (interval(scores.accuracy), interval(scores.tokens))])
+    scale = widths / np.sqrt(np.maximum(np.diag(covariance), 1e-300))
+    return covariance * np.outer(scale, scale)
 
 
 def claims(scores: Mapping[str, Scores]) -> list[Claim]:
@@ -354,16 +361,10 @@ def cost(arm: str, scores: Scores, roots: Sequence[Path]) -> ArmCost:
     trained = {LONG: (WARM_UP, LONG), BASE: (), BASE_FORCED: (), MERGE: ()}.get(arm, (arm,))
     states += [final(root / run) / "trainer" / "state.json" for root in roots for run in trained]
     taken = [json.loads(state.read_text()) for state in states]
-    sampled = [one for one, state in zip(taken, states, strict=True) if _samples(state)]
     return ArmCost(
         arm,
         float(scores.accuracy.mean()),
         float(scores.tokens.mean()),
-        sum(one["generated_tokens"] for one in sampled),
+        sum(one["generated_tokens"] for one in taken),
         round(sum(one["seconds"] for one in taken), 1),
     )
-
-
-def _samples(state: Path) -> bool:
-    """SFT and DPO runs count the tokens they learn from; only what was sampled is a cost of generation."""
-    return state.name == COST or state.parents[3].name in (LONG, RL)

@@ -162,7 +162,7 @@ def train(config: Config, out: Path, command: Sequence[str]) -> None:
 
     exists = (out / "run.json").exists()
     if exists:
-        before = load_recipe(out / "config.toml")
+        before = load_recipe(out / "config.toml").model_copy(update={"threads": config.threads})
         if before != config:
             difference = first_difference(before.model_dump(), config.model_dump()) or "another recipe"
             raise UserError(f"the run in {out} was made with {difference}", "Choose another --out for this study")

@@ -106,5 +106,5 @@ def experience_rows(experiences: Sequence[Experience], tokenizer: TinyTokenizer)
             "hint": one.text,
             "replay": tokenizer.decode(one.replay.ids),
             "verdict": one.verdict.verdict,
-            "kept": one.helped,
+            "helped": one.helped,
         }

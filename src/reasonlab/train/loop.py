@@ -157,7 +157,7 @@ class Trainer:
         return Outcome(status, self.state.iteration, time.monotonic() - started)
 
     def _iteration(self, number: int) -> None:
-        clock = Clock()
+        clock, generated = Clock(), self.engine.generated
         self.engine.version = number - 1
         groups = self.source.groups(number)
         clock.lap("rollout")
@@ -167,11 +167,10 @@ class Trainer:
         self._refresh_engine()
         self.state.iteration = number
         self.state.learner_steps = self.learner.steps
-        self.state.generated_tokens += int(sum(group.lengths.sum() for group in groups))
+        self.state.generated_tokens += self.engine.generated - generated
         metrics = {**iteration_metrics(groups, results), **clock.metrics(groups)}
         if self.config.mel.weight > 0:
             metrics |= {f"train/{name}": value for name, value in mel.metrics(groups, experiences).items()}
-            self.state.generated_tokens += int(metrics["train/mel/extra_tokens"])
             self.record.experiences(number, experience_rows(experiences, self.tokenizer))
         self.record.rollouts(number, rollout_rows(groups, self.tokenizer))
         self.record.metrics(number, metrics)

@@ -46,30 +46,35 @@ class Prompts:
             return self.pass_rate[problem.id] <= self.config.hard_pass_rate
         return problem.level >= self.config.hard_level
 
-    def draw(self, iteration: int, count: int, already: int = 0) -> list[Problem]:
-        """`count` problems, none twice, skipping the first `already` of this iteration's order (for refills)."""
+    def draw(self, iteration: int, count: int, without: Sequence[Problem] = ()) -> list[Problem]:
+        """`count` problems of this iteration, none twice and none of `without` (fewer if the pool has no more)."""
         late = 0 < self.config.curriculum_from <= iteration
         pool = self.hard if late else self.pool
-        rng = Random(key(self.seed, "prompts", iteration))
-        size = min(already + count, len(pool))
+        names: tuple[str | int, ...] = ("prompts", iteration)
+        if without:
+            taken = {problem.id for problem in without}
+            pool, names = [problem for problem in pool if problem.id not in taken], (*names, len(without))
+        rng = Random(key(self.seed, *names))
+        size = min(count, len(pool))
         if self.config.sampling == "uniform":
-            return rng.sample(pool, size)[already:]
+            return rng.sample(pool, size)
         # Weighted draws without replacement: the smallest of independent waiting times with rates w_i.
         waiting = [-math.log(1 - rng.random()) / self.weight(problem) for problem in pool]
-        order = sorted(range(len(pool)), key=waiting.__getitem__)
-        return [pool[i] for i in order[:size]][already:]
+        return [pool[i] for i in sorted(range(len(pool)), key=waiting.__getitem__)[:size]]
 
     def weight(self, problem: Problem) -> float:
-        rate = self.success.get(problem.id, self.pass_rate.get(problem.id, 0.0))
-        return max(1 - rate, self.config.priority_floor)
+        return max(1 - self.rate(problem, unseen=0.0), self.config.priority_floor)
+
+    def rate(self, problem: Problem, unseen: float) -> float:
+        """What is known of a problem: its running success, else its pass rate in the curated set, else `unseen`."""
+        return self.success.get(problem.id, self.pass_rate.get(problem.id, unseen))
 
     def learn(self, groups: Sequence[Group]) -> None:
         """Take the success of finished groups into account."""
         for group in groups:
             if group.gradable.any():
                 now = float(group.correct.sum() / group.gradable.sum())
-                before = self.success.get(group.problem.id, now)
-                self.success[group.problem.id] = (before + now) / 2
+                self.success[group.problem.id] = (self.rate(group.problem, unseen=now) + now) / 2
 
     def state(self) -> dict[str, Any]:
         return {"success": self.success}

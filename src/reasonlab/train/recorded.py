@@ -21,6 +21,7 @@ from reasonlab.errors import UserError
 from reasonlab.grading.grade import Grade
 from reasonlab.keys import key
 from reasonlab.methods.group import Group
+from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.types import Rollout
 from reasonlab.runs.files import write_aside
@@ -87,10 +88,10 @@ def read_responses(path: Path, pairs: bool) -> list[Group]:
     except OSError as error:
         remedy = "Make it with `reasonlab data sample`"
         raise UserError(f"the examples in {path} cannot be read ({error.strerror})", remedy) from None
-    groups = []
+    groups, vocabulary = [], TinyTokenizer.load().vocab_size
     for number, line in enumerate(lines, 1):
         try:
-            groups.append(_group(orjson.loads(line), pairs))
+            groups.append(_group(orjson.loads(line), pairs, vocabulary))
         except (ValueError, KeyError, TypeError) as error:
             what = "a preference pair" if pairs else "a demonstration"
             remedy = f"Make the file with `reasonlab data sample --keep {'pairs' if pairs else 'shortest'}`"
@@ -100,11 +101,14 @@ def read_responses(path: Path, pairs: bool) -> list[Group]:
     return groups
 
 
-def _group(row: dict[str, Any], pair: bool) -> Group:
+def _group(row: dict[str, Any], pair: bool, vocabulary: int) -> Group:
     problem = Problem(**{name: row[name] for name in _PROBLEM})
     responses = [row["response"], row["rejected"]] if pair else [row["response"]]
     if not all(responses):
         raise ValueError("an empty response")
+    for ids in (row["prompt"], *responses):
+        if not all(isinstance(token, int) and 0 <= token < vocabulary for token in ids):
+            raise ValueError(f"token ids are whole numbers below {vocabulary}")
     grades = [Grade("correct", problem.answer, "recorded")]
     if pair:
         grades.append(Grade("correct" if row["rejected_correct"] else "wrong", None, "recorded"))

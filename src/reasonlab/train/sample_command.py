@@ -44,8 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
         levels = tuple(int(level) for level in arguments.levels.split(","))
     except ValueError:
         raise UserError(f"--levels {arguments.levels} is no list of levels", "For instance --levels 3,4,5") from None
-    if min(arguments.samples, arguments.problems, arguments.max_tokens) < 1:
-        raise UserError("--samples, --problems and --max-tokens are at least 1", "For instance --samples 8")
+    numbers = arguments.samples, arguments.problems, arguments.max_tokens, arguments.threads, arguments.most_pairs
+    if min(numbers) < 1 or arguments.temperature < 0:
+        raise UserError(
+            "--samples, --problems, --max-tokens, --threads and --most-pairs are at least 1, --temperature at least 0",
+            "For instance --samples 8 --temperature 1",
+        )
     from reasonlab.config import Config, ProblemsConfig
     from reasonlab.evaluate.evaluator import FORCED_STYLE
     from reasonlab.methods.behaviours import warmup_demonstrations
@@ -66,14 +70,21 @@ def run(arguments: argparse.Namespace) -> int:
         groups = sample_groups(
             engine, tokenizer, pool, arguments.samples, sampling, arguments.seed, observer.progress, force
         )
-    if arguments.keep == "pairs":
-        kept = write_pairs(arguments.out, preference_pairs(groups, arguments.most_pairs))
-    elif arguments.keep == "long":
-        kept = write_demonstrations(arguments.out, warmup_demonstrations(groups, tokenizer.decode))
-    else:
-        kept = write_demonstrations(arguments.out, shortest_correct(groups))
     right = sum(int(group.correct.sum()) for group in groups)
     total = len(groups) * arguments.samples
+    pairs = preference_pairs(groups, arguments.most_pairs) if arguments.keep == "pairs" else []
+    chosen = (
+        shortest_correct(groups) if arguments.keep == "shortest" else warmup_demonstrations(groups, tokenizer.decode)
+    )
+    if not (pairs if arguments.keep == "pairs" else chosen):
+        raise UserError(
+            f"nothing to keep: {right:,} of {total:,} answers are correct",
+            "Ask more problems or easier levels, or take more samples of each",
+        )
+    if arguments.keep == "pairs":
+        kept = write_pairs(arguments.out, pairs)
+    else:
+        kept = write_demonstrations(arguments.out, chosen)
     print(f"{total:,} answers to {len(groups):,} problems, {100 * right / total:.1f} % correct; {kept:,} kept:")
     print(
         f"  {arguments.out}   (learn from it: --method.type {'dpo' if arguments.keep == 'pairs' else 'sft'} "

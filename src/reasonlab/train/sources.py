@@ -67,7 +67,6 @@ class Rollouts:
         groups = self._dynamic(number) if self.config.rollout.dynamic_rounds else self._fresh(number)
         while not groups:  # every group still waits for a member: go on with the same weights
             groups = self._sample(number, [])
-        self.prompts.learn(groups)
         return groups
 
     def state(self) -> dict[str, Any]:
@@ -82,14 +81,14 @@ class Rollouts:
 
     def _dynamic(self, number: int) -> list[Group]:
         """Groups without a spread of rewards are replaced, as long as rounds and problems last."""
-        wanted, drawn = self.config.rollout.prompts, 0
+        wanted, drawn = self.config.rollout.prompts, list[Problem]()
         kept: list[Group] = []
         spare: list[Group] = []
         for _ in range(1 + self.config.rollout.dynamic_rounds):
             problems = self.prompts.draw(number, wanted - len(kept), drawn)
-            drawn += len(problems)
+            drawn += problems
             for group in self._sample(number, problems):
-                useful = 0 < group.correct.sum() < len(group.grades)
+                useful = 0 < group.correct.sum() < group.gradable.sum()
                 (kept if useful else spare).append(group)
             if len(kept) == wanted or not problems:
                 break
@@ -114,6 +113,7 @@ class Rollouts:
             group = Group(problem, rollouts, [grade_response(problem, self.tokenizer.decode(r.ids)) for r in rollouts])
             group.rewards = self._reward(number, group)
             groups.append(group)
+        self.prompts.learn(groups)
         return groups
 
     def _reward(self, number: int, group: Group) -> Array:
