@@ -44,6 +44,8 @@ class OpenedModel:
 
 
 def open_model(arguments: argparse.Namespace) -> OpenedModel:
+    if arguments.threads < 1:
+        raise UserError("--threads is at least 1", "For instance --threads 2")
     if arguments.model.startswith(("http://", "https://")):
         return _open_endpoint(arguments)
     if arguments.endpoint_model:

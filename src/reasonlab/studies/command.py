@@ -46,9 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
             "Look at what it needs with --dry-run, and run --scale cpu or gpu here",
         )
     seeds = tuple(range(arguments.seed, arguments.seed + (arguments.seeds or recipe.settings.seeds)))
-    out = (arguments.out or Path("runs") / f"{arguments.study}-{recipe.scale}").resolve()  # models are named by it
+    out = arguments.out or Path("runs") / f"{arguments.study}-{recipe.scale}"
     command = ["study", *arguments.words]
-    plan = Plan(arguments.study, recipe, seeds, out, command)
+    plan = Plan(arguments.study, recipe, seeds, out.resolve(), command)  # its models are named by where they lie
     pieces = study.pieces(plan)
     prepare(plan.device)  # a missing device is found before anything is written
     keep_recipe(plan)

@@ -49,9 +49,14 @@ def run_pieces(pieces: Sequence[Piece], jobs: int = 1) -> None:
     waiting, done = list(pieces), set[str]()
     while waiting:
         piece = next(piece for piece in waiting if done.issuperset(piece.needs))
+        _say(piece, len(done), len(pieces))
         piece.work(*piece.arguments)
         done.add(piece.name)
         waiting.remove(piece)
+
+
+def _say(piece: Piece, begun: int, of: int) -> None:
+    print(f"piece {begun + 1} of {of}: {piece.name}", flush=True)
 
 
 # --- several processes -----------------------------------------------------------------------------------------------
@@ -103,6 +108,7 @@ def _run_in_processes(pieces: Sequence[Piece], jobs: int) -> None:
                 if len(busy) == len(workers):
                     workers.append(Worker(context))
                 worker = next(worker for worker in workers if worker not in busy)
+                _say(piece, len(done) + len(busy), len(pieces))
                 worker.connection.send((piece.work, piece.arguments))
                 busy[worker] = piece
                 waiting.remove(piece)
