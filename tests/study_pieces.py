@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from reasonlab.errors import UserError
 from reasonlab.studies.runner import Piece, run_pieces
+
+PROC = Path("/proc")
 
 
 def note(log: Path, word: str) -> None:
@@ -68,3 +71,28 @@ def fail_beside(log: Path, kind: str) -> None:
 def main(log: Path, work: Callable[[Path], None]) -> None:
     """A study of two processes."""
     run_pieces([Piece(name, work, (log,)) for name in "ab"], jobs=2)
+
+
+def alive(pid: int) -> bool:
+    """Also one that is dead but was not yet collected by its parent (a zombie) is dead."""
+    if PROC.is_dir():
+        status = _status(PROC / str(pid))
+        return status is not None and status[0] != "Z"
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return bool(state.strip()) and not state.startswith("Z")
+
+
+def children(pid: int) -> list[int]:
+    if PROC.is_dir():
+        found = [(entry.name, _status(entry)) for entry in PROC.glob("[0-9]*")]
+        return [int(name) for name, status in found if status is not None and int(status[1]) == pid]
+    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout
+    return [int(word) for word in listed.split()]
+
+
+def _status(process: Path) -> list[str] | None:
+    """State and parent of a process (Linux); the name before them may hold anything but is in brackets."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:  # gone meanwhile
+        return None

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 import pytest
 from safetensors.torch import load_file
-from test_study_runner import alive
+from study_pieces import alive, children
 
 from reasonlab.cli import main
 from reasonlab.config import load_recipe
@@ -211,11 +211,11 @@ def killed(study: str, where: Path, moment: Callable[[Path], bool], sign: int, *
         assert process.poll() is None, "it ended before the moment came"
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False).stdout
+    workers = children(process.pid)
     process.send_signal(sign)
-    assert process.wait(10) == -sign
-    assert len(children.split()) >= (2 if more else 0)
-    while any(alive(int(child)) for child in children.split()):
+    assert process.wait(60) == -sign
+    assert len(workers) >= (2 if more else 0)
+    while any(map(alive, workers)):
         assert time.monotonic() < deadline, "a process went on without its study"
         time.sleep(0.01)
 
