@@ -26,13 +26,12 @@ from reasonlab.figures.panel_grid import FORCED, TOTAL
 from reasonlab.figures.tables import PANELS, SLOPES, PanelRow, SlopeRow, write_table
 from reasonlab.keys import key
 from reasonlab.model.checkpoint import load_config
-from reasonlab.model.ladder import bundled_models, resolve_model
+from reasonlab.model.ladder import resolve_model
 from reasonlab.runs import RunReader
-from reasonlab.studies.plan import Plan
+from reasonlab.studies.plan import Plan, base_pieces
 from reasonlab.studies.runner import Piece, train
 from reasonlab.studies.scores import Floats, Scores, difference, interval, panels_of, points, ratio
 from reasonlab.studies.verdicts import ArmCost, Claim, Outcome, Verdict, judge
-from reasonlab.train.pretrain import ladder_model
 
 name = "k15-dynamics"
 MAIN, REST, CURRICULUM, OTHER_SIZE = "mirror-descent", "rest", "curriculum", "other-size"
@@ -48,19 +47,18 @@ def pieces(plan: Plan) -> list[Piece]:
     _check_evaluations(plan)
     chosen = list(plan.recipe.arms)
     models = {arm: plan.recipe.arms[arm].model.path for arm in chosen}
-    to_train = [m for m in dict.fromkeys(models.values()) if m not in bundled_models() and not Path(m).is_dir()]
-    bases = [Piece(model, _base, (model, plan.device)) for model in to_train]
+    bases = base_pieces(models.values(), plan.device)
     runs = [
         Piece(
             f"{arm} {seed}",
             train,
             (plan.config(arm, seed), plan.run(arm, seed), plan.command),
-            needs=(models[arm],) if models[arm] in to_train else (),
+            needs=(models[arm],) if models[arm] in bases else (),
         )
         for arm in chosen
         for seed in plan.seeds
     ]
-    return [*bases, *runs]
+    return [*bases.values(), *runs]
 
 
 def _check_evaluations(plan: Plan) -> None:
@@ -88,10 +86,6 @@ def _check_evaluations(plan: Plan) -> None:
                 f"the arm {arm} is evaluated in another way than {MAIN}",
                 "Give all arms the same [evaluate], apart from `every`, and the same families and token limits",
             )
-
-
-def _base(model: str, device: str) -> None:
-    ladder_model(model, device)
 
 
 def found(plan: Plan) -> Outcome:

@@ -36,18 +36,17 @@ from reasonlab.methods.behaviours import warmup_demonstrations
 from reasonlab.methods.group import Group
 from reasonlab.methods.long2short import preference_pairs, shortest_correct
 from reasonlab.methods.merge_command import Settings, Source, check, merge_checkpoints
-from reasonlab.model.ladder import bundled_models, resolve_model
+from reasonlab.model.ladder import resolve_model
 from reasonlab.problems.problem import Problem
 from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs.files import write_aside
-from reasonlab.studies.plan import Plan
+from reasonlab.studies.plan import Plan, base_pieces
 from reasonlab.studies.recipe import StudySettings
 from reasonlab.studies.runner import Piece, train
 from reasonlab.studies.scores import Floats, Scores, difference, interval, panels_of, points, ratio
 from reasonlab.studies.verdicts import ArmCost, Claim, Outcome, Verdict, judge
 from reasonlab.terminal import make_observer
-from reasonlab.train.pretrain import ladder_model
 from reasonlab.train.prompts import training_pool
 from reasonlab.train.recorded import write_demonstrations, write_pairs
 from reasonlab.train.sample import open_engine, sample_groups
@@ -69,12 +68,10 @@ NORMAL = 1.959964  # 97.5 % quantile
 
 def pieces(plan: Plan) -> list[Piece]:
     _check(plan)
-    settings, work = plan.recipe.settings, []
+    settings = plan.recipe.settings
     base = plan.recipe.arms[WARM_UP].model.path
-    shipped = base in bundled_models() or Path(base).is_dir()
-    if not shipped:
-        work.append(Piece(base, _base, (base, plan.device)))
-    after_base = () if shipped else (base,)
+    bases = base_pieces([base], plan.device)
+    work, after_base = list(bases.values()), tuple(bases)
     for seed in plan.seeds:
         root = plan.run("", seed)
 
@@ -134,10 +131,6 @@ def starting_from(config: Config, model: Path, data: Path | None) -> Config:
         assert isinstance(config.method, SftConfig | DpoConfig)
         changes["method"] = config.method.model_copy(update={"data": str(data)})
     return config.model_copy(update=changes)
-
-
-def _base(model: str, device: str) -> None:
-    ladder_model(model, device)
 
 
 def warmup_data(base: str, config: Config, settings: StudySettings, root: Path) -> None:

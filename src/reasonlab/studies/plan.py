@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from reasonlab.config import Config
+from reasonlab.model.ladder import bundled_models
 from reasonlab.studies.recipe import StudyRecipe
 from reasonlab.studies.runner import Piece
 from reasonlab.studies.verdicts import Outcome
@@ -32,6 +33,18 @@ class Plan:
     @property
     def device(self) -> str:
         return next(iter(self.recipe.arms.values())).device
+
+
+def base_pieces(models: Iterable[str], device: str) -> dict[str, Piece]:
+    """For each base model that neither ships nor lies on disk: the piece that takes it from the cache or trains it."""
+    missing = [model for model in dict.fromkeys(models) if model not in bundled_models() and not Path(model).is_dir()]
+    return {model: Piece(model, _make_base, (model, device)) for model in missing}
+
+
+def _make_base(model: str, device: str) -> None:
+    from reasonlab.train.pretrain import ladder_model  # with torch
+
+    ladder_model(model, device)
 
 
 class Study(Protocol):

@@ -36,7 +36,6 @@ class ArmCost:
     tokens: float
     generated_tokens: int
     seconds: float
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
