@@ -96,3 +96,8 @@ def _status(process: Path) -> list[str] | None:
         return (process / "stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:  # gone meanwhile
         return None
+
+
+def heed_interrupts() -> None:
+    """For a new process: what a shell starts in the background ignores Ctrl-C, and so would all it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 import pytest
 from safetensors.torch import load_file
-from study_pieces import alive, children
+from study_pieces import alive, children, heed_interrupts
 
 from reasonlab.cli import main
 from reasonlab.config import load_recipe
@@ -254,7 +254,12 @@ def test_ctrl_c_lets_the_runs_of_all_processes_save(tmp_path: Path) -> None:
     (tmp_path / "mini.toml").write_text(DYNAMICS.replace("iterations = 2\n", "iterations = 500\n"))
     command = [sys.executable, "-m", "reasonlab.cli", *words("k15-dynamics", tmp_path, "--jobs", "2")]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     runs = [tmp_path / "out/runs/seed-0" / arm for arm in (dynamics.MAIN, dynamics.REST)]
     while not all((run / "rollouts/000002.jsonl.gz").exists() for run in runs):

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from study_pieces import alive, fail_beside, note, noted, until, work, work_for_hours
+from study_pieces import alive, fail_beside, heed_interrupts, note, noted, until, work, work_for_hours
 from test_loop import Silent, config
 
 from reasonlab.config import RestConfig
@@ -202,7 +202,12 @@ def launched(log: Path, piece: str) -> tuple[subprocess.Popen[str], list[int]]:
     code = f"import study_pieces, pathlib; study_pieces.main(pathlib.Path({str(log)!r}), study_pieces.{piece})"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, start_new_session=True, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        env=environment,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
     )
     until(lambda: len(noted(log)) == 2)
     return process, [int(word.removeprefix("hours:")) for word in noted(log)]

@@ -136,6 +136,7 @@ def _run_in_processes(pieces: Sequence[Piece], jobs: int) -> None:
 def _serve(pieces: Connection) -> None:
     """What a worker process does."""
     os.setpgrp()  # Ctrl-C reaches the parent alone, which passes it on once: twice would stop runs before they save
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
     os.environ["TERM"] = "dumb"  # no live view: several would overwrite each other
     threading.Thread(target=_die_with_parent, daemon=True).start()
     while True:
