@@ -98,6 +98,7 @@ def _status(process: Path) -> list[str] | None:
         return None
 
 
-def heed_interrupts() -> None:
-    """For a new process: what a shell starts in the background ignores Ctrl-C, and so would all it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def heed_signals() -> None:
+    """For a new process: what a shell or nohup starts in the background ignores these, and so would all it starts."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)

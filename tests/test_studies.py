@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 import pytest
 from safetensors.torch import load_file
-from study_pieces import alive, children, heed_interrupts
+from study_pieces import alive, children, heed_signals
 
 from reasonlab.cli import main
 from reasonlab.config import load_recipe
@@ -259,7 +259,7 @@ def test_ctrl_c_lets_the_runs_of_all_processes_save(tmp_path: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        preexec_fn=heed_interrupts,
+        preexec_fn=heed_signals,
     )
     runs = [tmp_path / "out/runs/seed-0" / arm for arm in (dynamics.MAIN, dynamics.REST)]
     while not all((run / "rollouts/000002.jsonl.gz").exists() for run in runs):

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from study_pieces import alive, fail_beside, heed_interrupts, note, noted, until, work, work_for_hours
+from study_pieces import alive, fail_beside, heed_signals, note, noted, until, work, work_for_hours
 from test_loop import Silent, config
 
 from reasonlab.config import RestConfig
@@ -207,7 +207,7 @@ def launched(log: Path, piece: str) -> tuple[subprocess.Popen[str], list[int]]:
         start_new_session=True,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heed_interrupts,
+        preexec_fn=heed_signals,
     )
     until(lambda: len(noted(log)) == 2)
     return process, [int(word.removeprefix("hours:")) for word in noted(log)]
