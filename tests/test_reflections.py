@@ -372,8 +372,7 @@ def test_the_longest_retrospective_context_fits() -> None:
 
 
 def test_shards_hold_long_prompts_whole() -> None:
-    kinds: dict[Kind, float] = {"reflection": 1.0}
-    flat, prompts, responses = shard(3, 4000, kinds)
+    flat, prompts, responses = shard(3, 4000, Pretraining("tiny-0.3m", reflection_share=1.0))
     samples = mixture("reflection")
     assert prompts.max() > 255
     assert len(flat) == prompts.sum(dtype=int) + responses.sum(dtype=int)
@@ -385,7 +384,7 @@ def test_shards_hold_long_prompts_whole() -> None:
 
 
 def test_only_the_response_is_learnt() -> None:
-    example = make_corpus(1, 1, 0, {"reflection": 1.0})[0]
+    example = make_corpus(Pretraining("tiny-0.3m", samples=1, processes=1, reflection_share=1.0))[0]
     assert example.mask.all()
     assert len(example.mask) == len(example.response)
     assert tokenizer.decode(example.response.tolist()).startswith("first wrong ")
@@ -428,7 +427,7 @@ class Oracle:
 def test_the_report_measures_truth_and_help(rule: str | None) -> None:
     problems = problem_set("validation", 40, levels=(2, 3, 4, 5))
     oracle = Oracle({p.question: solution_of(p) for p in problems}, rule)
-    report = experience(cast(Engine, oracle), tokenizer, 40, Sampling(stop_ids=(tokenizer.eos_id,)))
+    report = experience(cast(Engine, oracle), tokenizer, 40, Sampling(stop_ids=(tokenizer.eos_id,)), False)
     told = float(rule is None)
     truth = {"read": 1.0, "bifurcation": 1.0, "critique": 1.0, "heuristic": told, "true": told}
     assert report["reflections"] == {"all": truth, "wrong_with_steps": truth}

@@ -101,7 +101,7 @@ def _demo(words: list[str]) -> int:
 
 def _study(words: list[str]) -> int:
     parser = _parser("study", "reasonlab study k15-dynamics --scale cpu --out runs/k15")
-    parser.add_argument("study", choices=["k15-dynamics", "long2short"])
+    parser.add_argument("study", choices=["k15-dynamics", "long2short", "mel-vs-grpo"])
     parser.add_argument("--scale", choices=["cpu", "gpu", "paper"], default="cpu")
     parser.add_argument("--seeds", type=int, metavar="N", help="how many training seeds (default: the recipe's)")
     parser.add_argument("--seed", type=int, default=0, help="the first of them")

@@ -166,6 +166,8 @@ class MelConfig(Section):
     """Longest reflection."""
     normalise: Literal["problems", "kept"] = "problems"
     """Divide by all problems of the iteration, or by those with a kept reflection."""
+    length: Literal["own", "mean"] = "own"
+    """Divide the log-likelihood of a reflection by its own length (the paper), or by the iteration's mean length."""
     replay_filter: bool = True
     """Ablation: keep reflections whatever their replay says."""
     contrast: bool = True

@@ -53,6 +53,21 @@ def seed_difference(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Interval
     return _symmetric(float(d.mean()), parts, level)
 
 
+def seeds_for_half_width(values: ArrayLike, half_width: float, most: int = 1000, level: float = 0.95) -> int | None:
+    """How many seeds would make the interval of `seed_mean_interval` at most so wide to each side, on the same number
+    of questions; None if no number of them would."""
+    x = _crossed(values)
+    seeds, questions = x.shape
+    of_questions, of_seeds, rest = _mean_squares(x)
+    question, seed = max(0.0, of_questions - rest) / seeds, max(0.0, of_seeds - rest) / questions
+    for count in range(2, most + 1):
+        parts = [((question + rest / count) / questions, questions - 1.0), (seed / count, count - 1.0)]
+        variance, quantile = _combined(parts, level)
+        if quantile * math.sqrt(variance) <= half_width:
+            return count
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class VarianceSplit:
     """Where the uncertainty of a mean score comes from: variances of a single draw of each kind.

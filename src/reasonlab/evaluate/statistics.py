@@ -24,6 +24,7 @@ from reasonlab.evaluate.seeds import (
     seed_difference,
     seed_mean_interval,
     seed_score_interval,
+    seeds_for_half_width,
     variance_split,
 )
 from reasonlab.evaluate.selection import Selection, best_checkpoint
@@ -59,6 +60,7 @@ __all__ = [
     "seed_difference",
     "seed_mean_interval",
     "seed_score_interval",
+    "seeds_for_half_width",
     "sign_flip",
     "student_t_quantile",
     "tokens_per_correct",

@@ -9,10 +9,21 @@ from typing import Any
 
 KIMI = "Kimi k1.5 report, arXiv 2501.12599"
 KIMI_NOTE = f"{KIMI}; read off its figures, one run each, no intervals given"
+MEL_PAPER = "MEL paper, arXiv 2602.10224"
 
 
 @cache
 def kimi_k15() -> dict[str, Any]:
     """Figures 5 to 10 of the Kimi k1.5 report."""
-    content: dict[str, Any] = json.loads(files("reasonlab.studies").joinpath("published", "kimi_k15.json").read_bytes())
+    return _content("kimi_k15.json")
+
+
+@cache
+def mel() -> dict[str, Any]:
+    """Table 1 of the MEL paper, as printed, and its curves, read by eye."""
+    return _content("mel.json")
+
+
+def _content(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(files("reasonlab.studies").joinpath("published", name).read_bytes())
     return content

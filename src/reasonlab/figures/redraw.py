@@ -10,15 +10,21 @@ from reasonlab.figures.ablations import draw_ablations
 from reasonlab.figures.accuracy_length import draw_accuracy_length
 from reasonlab.figures.dynamics import draw_dynamics
 from reasonlab.figures.long2short import draw_long2short
+from reasonlab.figures.mel_reflection import draw_mel_reflection
+from reasonlab.figures.mel_validation import draw_mel_validation
 from reasonlab.figures.study_dynamics import draw_published_dynamics, draw_study_dynamics
 from reasonlab.figures.tables import (
     ARMS,
+    EXPERIENCE,
     PANELS,
+    SCORES,
     SLOPES,
     VERDICTS,
     ArmRow,
+    ExperienceRow,
     PanelRow,
     Record,
+    ScoreRow,
     SlopeRow,
     read_record,
     read_table,
@@ -56,7 +62,15 @@ def _long2short(directory: Path, record: Record, out: Path) -> list[Path]:
     return draw_long2short(read_table(directory / ARMS, ArmRow), record, out)
 
 
+def _mel_vs_grpo(directory: Path, record: Record, out: Path) -> list[Path]:
+    panels = read_table(directory / PANELS, PanelRow)
+    scores = read_table(directory / SCORES, ScoreRow)
+    experience = read_table(directory / EXPERIENCE, ExperienceRow)
+    return [*draw_mel_validation(panels, scores, record, out), *draw_mel_reflection(experience, record, out)]
+
+
 _STUDIES: dict[str, Callable[[Path, Record, Path], list[Path]]] = {
     "k15-dynamics": _k15_dynamics,
     "long2short": _long2short,
+    "mel-vs-grpo": _mel_vs_grpo,
 }

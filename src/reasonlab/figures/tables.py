@@ -4,10 +4,12 @@ A figure of a study is drawn from these files alone, so it can be drawn again wi
 are the fields of its row, in their order. Accuracies are fractions of 1. An empty cell is a number that does not exist,
 such as the interval of a slope through two points, and reads as nan.
 
-    panels.csv    PanelRow   accuracy and length of an arm on a panel at an iteration
-    slopes.csv    SlopeRow   accuracy regressed on length over the checkpoints of an arm
-    arms.csv      ArmRow     accuracy and length of a finished model on a panel, with their covariance
-    verdicts.json Record     which study this is, and how it was measured
+    panels.csv     PanelRow       accuracy and length of an arm on a panel at an iteration
+    slopes.csv     SlopeRow       accuracy regressed on length over the checkpoints of an arm
+    arms.csv       ArmRow         accuracy and length of a finished model on a panel, with their covariance
+    experience.csv ExperienceRow  reward of an arm at an iteration, and what became of its reflections
+    scores.csv     ScoreRow       a metric of a finished model, averaged over the panels
+    verdicts.json  Record         which study this is, and how it was measured
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from reasonlab.evaluate.statistics import Interval
 from reasonlab.runs.files import write_aside
 
 PANELS, SLOPES, ARMS, VERDICTS = "panels.csv", "slopes.csv", "arms.csv", "verdicts.json"
+EXPERIENCE, SCORES = "experience.csv", "scores.csv"
+PASS_1, AVG_8, PASS_8 = METRICS = ("pass@1", "avg@8", "pass@8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +118,77 @@ class ArmRow:
             raise ValueError("the covariance is larger than the two variances allow")
 
 
+@dataclass(frozen=True, slots=True)
+class ExperienceRow:
+    """One training iteration of an arm, as means over its seeds.
+
+    `reward` is that of the rollouts. From `retention` on, cells are empty where nothing was reflected on: the share of
+    reflections whose replay was right, the share of groups with right and wrong rollouts, the mean length of a
+    reflection, the loss of the kept ones per token, and the tokens that reflections and replays took.
+    """
+
+    KEY: ClassVar[tuple[str, ...]] = ("arm", "iteration")
+
+    arm: str
+    iteration: int
+    reward: float
+    reward_low: float
+    reward_high: float
+    retention: float
+    retention_low: float
+    retention_high: float
+    mixed: float
+    reflection_tokens: float
+    nll: float
+    extra_tokens: float
+    seeds: int
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.reward):
+            raise ValueError("reward must be a number")
+        for name in ("retention", "mixed"):
+            _check_fraction(name, getattr(self, name))
+        for name in ("reflection_tokens", "extra_tokens"):
+            if getattr(self, name) < 0 or math.isinf(getattr(self, name)):
+                raise ValueError(f"{name} {getattr(self, name):g} is not a number of tokens")
+        if self.seeds < 1:
+            raise ValueError("seeds is at least 1")
+        _check_order("reward_low, reward, reward_high", self.reward_low, self.reward, self.reward_high)
+        retention = (self.retention_low, self.retention, self.retention_high)
+        _check_order("retention_low, retention, retention_high", *retention)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """A metric of a finished model, averaged over the panels, with its 95 % interval.
+
+    pass@1 is the accuracy of greedy answers; avg@8 the mean accuracy of eight samples, pass@8 the share of questions
+    that at least one of them answers.
+    """
+
+    KEY: ClassVar[tuple[str, ...]] = ("arm", "metric")
+
+    arm: str
+    metric: str
+    score: float
+    low: float
+    high: float
+    questions: int
+    samples: int
+    seeds: int
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise ValueError(f"metric is {self.metric!r}, not one of {', '.join(METRICS)}")
+        _check_fraction("score", self.score)
+        if min(self.questions, self.samples, self.seeds) < 1:
+            raise ValueError("questions, samples and seeds are at least 1")
+        _check_order("low, score, high", self.low, self.score, self.high)
+
+
 def _check_scores(row: PanelRow | ArmRow) -> None:
     """Comparisons with nan are never true, so numbers that do not exist pass here."""
-    if row.accuracy < 0 or row.accuracy > 1:
-        raise ValueError(f"accuracy {row.accuracy:g} is not a fraction of 1")
+    _check_fraction("accuracy", row.accuracy)
     if row.tokens < 0 or math.isinf(row.tokens):
         raise ValueError(f"tokens {row.tokens:g} is not a length")
     if min(row.questions, row.samples, row.seeds) < 1:
@@ -126,16 +197,22 @@ def _check_scores(row: PanelRow | ArmRow) -> None:
     _check_order("tokens_low, tokens, tokens_high", row.tokens_low, row.tokens, row.tokens_high)
 
 
+def _check_fraction(name: str, value: float) -> None:
+    if value < 0 or value > 1:
+        raise ValueError(f"{name} {value:g} is not a fraction of 1")
+
+
 def _check_order(names: str, *values: float) -> None:
     """Increasing, up to rounding."""
     if any(a > b + 1e-9 * max(1.0, abs(a)) for a, b in pairwise(values)):
         raise ValueError(f"{names} are not in increasing order")
 
 
-Kind = TypeVar("Kind", PanelRow, SlopeRow, ArmRow)
+Kind = TypeVar("Kind", PanelRow, SlopeRow, ArmRow, ExperienceRow, ScoreRow)
+Row = PanelRow | SlopeRow | ArmRow | ExperienceRow | ScoreRow
 
 
-def columns(kind: type[PanelRow] | type[SlopeRow] | type[ArmRow]) -> tuple[str, ...]:
+def columns(kind: type[Row]) -> tuple[str, ...]:
     return tuple(column.name for column in fields(kind))
 
 
@@ -211,13 +288,20 @@ def _value(name: str, cell: str, kind: type) -> Any:
 class Record:
     """What the figures need of verdicts.json.
 
-    `protocol` holds words and numbers for the captions: model, other_model, iterations, temperature, max_tokens, split,
-    curriculum_switch; any of them may be absent. `gain` is absent where the control was not measured.
+    `protocol` holds words and numbers for the captions, any of which may be absent: model, other_model, iterations,
+    temperature, max_tokens, split, curriculum_switch; for MEL also prompts, rollouts_per_prompt, lr, mel_weight, pairs,
+    token_ratio. `gain` is absent where the control was not measured.
     """
 
     study: str
     protocol: Mapping[str, Any] = field(default_factory=dict)
     gain: Split | None = None
+
+
+_NUMBERS = (
+    *("temperature", "max_tokens", "curriculum_switch"),
+    *("prompts", "rollouts_per_prompt", "lr", "mel_weight", "pairs", "token_ratio"),
+)
 
 
 def read_record(path: Path) -> Record:
@@ -229,7 +313,7 @@ def read_record(path: Path) -> Record:
         raise UserError(f"{path} is not JSON: {error}", _REMEDY) from error
     try:
         protocol = {name: value for name, value in (content.get("protocol") or {}).items() if value is not None}
-        for name in ("temperature", "max_tokens", "curriculum_switch"):
+        for name in _NUMBERS:
             if not isinstance(protocol.get(name, 0), int | float):
                 raise TypeError(f"{name} is {protocol[name]!r}, not a number")
         split = content.get("gain_split")

@@ -17,7 +17,15 @@ is w = 1. At test time nothing is added to the prompt.
 
 Where the paper is silent we choose: N = 1 pair for each problem, drawn uniformly; one reflection a pair and one replay
 a reflection, at the rollouts' temperature. Bifurcation point, critique and heuristic are one generation, as in the
-paper's prompt. Ablations are settings: `replay_filter`, `contrast`, `part`, `target`.
+paper's prompt. Ablations are settings: `replay_filter`, `contrast`, `part`, `target`, `length`.
+
+What the second term teaches. M is drawn from the very policy that then imitates it, so in expectation
+
+    E[ (k/|M|) ∇log π(M | C) ] = ∇ E[ k/|M| ],   k = 1 if the replay was right, else 0
+
+(k and |M| do not depend on θ once M is drawn; the replay's own policy is held fixed). It is the policy gradient of a
+reward k/|M| for *writing reflections*: helpful ones, and short ones. Without the replay filter only the shortness is
+left, and with `length = "mean"` only the helpfulness. Solving problems is touched through shared parameters alone.
 """
 
 from __future__ import annotations
@@ -73,10 +81,12 @@ def internalised(
     of_problem: dict[str, int] = {}
     for one in kept:
         of_problem[one.problem.id] = of_problem.get(one.problem.id, 0) + 1
+    mean_length = sum(len(one.reflection.ids) for one in kept) / len(kept)
     examples = []
     for one in kept:
         new = demonstration(one.reflection.prompt, one.reflection.ids)
-        new.advantage = config.weight / (of_problem[one.problem.id] * len(one.reflection.ids))
+        length = len(one.reflection.ids) if config.length == "own" else mean_length
+        new.advantage = config.weight / (of_problem[one.problem.id] * length)
         examples.append(new)
     divided_by = problems if config.normalise == "problems" else len(of_problem)
     return examples, Totals(tokens=sum(len(e.response) for e in examples), sequences=divided_by)

@@ -18,6 +18,8 @@ _SIZES: dict[str, tuple[int, int, int, int, int]] = {
     "tiny-32m": (576, 1664, 8, 18, 2),
 }
 SIZES = tuple(_SIZES)
+MISLED = ("tiny-1m-misled", "tiny-10m-misled")  # of these sizes, pre-trained with misconceptions and reflections
+MODELS = (*SIZES, *MISLED)
 
 
 def tiny_config(name: str, vocab_size: int, bos_id: int, eos_id: int, pad_id: int) -> ModelConfig:
@@ -49,12 +51,12 @@ def resolve_model(name_or_path: str) -> Path:
     bundled = bundled_models()
     if name_or_path in bundled:
         return bundled[name_or_path]
-    if name_or_path in SIZES:
+    if name_or_path in MODELS:
         if cached_model(name_or_path).is_dir():
             return cached_model(name_or_path)
         raise UserError(
             f"{name_or_path} does not ship with reasonlab",
-            f"Train it: python scripts/pretrain.py --size {name_or_path} --device cuda "
+            f"Train it: python scripts/pretrain.py --model {name_or_path} --device cuda "
             f"--out {cached_model(name_or_path)}; a study at gpu scale does so by itself",
         )
     raise UserError(
@@ -71,4 +73,4 @@ def cached_model(name: str) -> Path:
 def bundled_models() -> dict[str, Path]:
     """Checkpoints that ship inside the package."""
     assets = Path(str(files("reasonlab.model") / "assets"))
-    return {name: assets / name for name in SIZES if (assets / name / "model.safetensors").is_file()}
+    return {name: assets / name for name in MODELS if (assets / name / "model.safetensors").is_file()}

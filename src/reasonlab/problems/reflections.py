@@ -16,6 +16,7 @@ that the tiny models make.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -146,41 +147,57 @@ def spoiled(drawn: Drawn, rng: Random, style: Style = "worked", mistakes: float 
         kind = rng.choices(list(MISTAKE_SHARES), list(MISTAKE_SHARES.values()))[0]
         told = _told_with(kind, drawn, rng)
         if told is not None and not verify(problem, told.answer):
-            steps = ";".join(_written(line, style, rng, mistakes) for line in told.lines)
-            return f"<think>{steps}</think>Answer:{told.answer}"
+            return told.rendered(style, rng, mistakes)
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
+    """A step and what it is said to give."""
+
     step: Step
     claimed: int
 
 
-class _Told(NamedTuple):
-    lines: list[_Line]
+class Told(NamedTuple):
+    """A solution as somebody tells it, right or wrong."""
+
+    lines: list[Line]
     answer: str
 
+    def rendered(self, style: Style, rng: Random, mistakes: float = 0.0) -> str:
+        if style == "answer":
+            return f"Answer:{self.answer}"
+        steps = ";".join(_written(line, style, rng, mistakes) for line in self.lines)
+        return f"<think>{steps}</think>Answer:{self.answer}"
 
-def _told_with(kind: Mistake, drawn: Drawn, rng: Random) -> _Told | None:
+
+def _told_with(kind: Mistake, drawn: Drawn, rng: Random) -> Told | None:
     """The solution told with a mistake somewhere; None where this mistake makes no sense there."""
     problem, solution = drawn
     if kind in ("answer", "extra"):
         telling = _Telling(drawn, rng)
         answer = telling.go_through()
         if kind == "answer":
-            return _Told(telling.lines, _wrong_answer(problem, answer, rng))
+            return Told(telling.lines, _wrong_answer(problem, answer, rng))
         last = telling.lines[-1]
         if answer != str(last.claimed):  # made of several numbers: what to go on with?
             return None
         telling.take(last.step._replace(a=last.claimed))
-        told = _Told(telling.lines, str(telling.lines[-1].claimed))
+        told = Told(telling.lines, str(telling.lines[-1].claimed))
     else:
         if kind == "skip" and (len(solution.steps) < 2 or _repeats_until_done(drawn)):
             return None
-        telling = _Telling(drawn, rng, kind, place=rng.randrange(len(solution.steps)))
-        try:
-            told = _Told(telling.lines, telling.go_through())
-        except ZeroDivisionError:
-            return None
+        return _within_limits(_Telling(drawn, rng, kind, place=rng.randrange(len(solution.steps))).told())
+    return _within_limits(told)
+
+
+def told_with_operation(drawn: Drawn, place: int, instead: Mapping[str, str]) -> Told | None:
+    """The solution told with another operation at a place: `instead` names one for each."""
+    return _within_limits(_Telling(drawn, Random(0), "operation", place, instead).told())
+
+
+def _within_limits(told: Told | None) -> Told | None:
+    if told is None:
+        return None
     numbers = [number for step, claimed in told.lines for number in (step.a, step.b, claimed)]
     return told if min(numbers) >= 0 and max(numbers) < _TOO_LARGE else None
 
@@ -193,9 +210,16 @@ def _repeats_until_done(drawn: Drawn) -> bool:
 class _Telling:
     """Goes through a solution again, with one mistake at a place, and with later steps that use what it gave."""
 
-    def __init__(self, drawn: Drawn, rng: Random, kind: Mistake | None = None, place: int = -1) -> None:
-        self.drawn, self.rng, self.kind, self.place = drawn, rng, kind, place
-        self.lines: list[_Line] = []
+    def __init__(
+        self,
+        drawn: Drawn,
+        rng: Random,
+        kind: Mistake | None = None,
+        place: int = -1,
+        instead: Mapping[str, str] = _CONFUSED,
+    ) -> None:
+        self.drawn, self.rng, self.kind, self.place, self.instead = drawn, rng, kind, place, instead
+        self.lines: list[Line] = []
         self.asked = [int(number) for number in re.findall("[0-9]+", drawn.problem.question)]
         self.misread: dict[int, int] = {}  # numbers that were chosen, like the digits of a quotient
         self._taken = 0
@@ -207,11 +231,11 @@ class _Telling:
         if here == "skip":
             return step.a
         if here == "operation":
-            step = step._replace(op=self.rng.choice(_CONFUSED[step.op]))
+            step = step._replace(op=self.rng.choice(self.instead[step.op]))
         elif here == "numbers":
             step = self._with_another_number(step)
         claimed = plausible_mistake(step.result, self.rng) if here == "slip" else step.result
-        self.lines.append(_Line(step, claimed))
+        self.lines.append(Line(step, claimed))
         return claimed
 
     def _with_another_number(self, step: Step) -> Step:
@@ -223,6 +247,14 @@ class _Telling:
         if right not in self.asked:
             self.misread[right] = wrong
         return step._replace(a=wrong) if on_the_left else step._replace(b=wrong)
+
+    def told(self) -> Told | None:
+        """None if the mistake leads to a division by zero."""
+        try:
+            answer = self.go_through()
+        except ZeroDivisionError:
+            return None
+        return Told(self.lines, answer)
 
     def go_through(self) -> str:
         """Take every step; the answer they lead to."""
@@ -301,7 +333,7 @@ def _wrong_answer(problem: Problem, right: str, rng: Random) -> str:
             return "".join(parts)
 
 
-def _written(line: _Line, style: Style, rng: Random, mistakes: float) -> str:
+def _written(line: Line, style: Style, rng: Random, mistakes: float) -> str:
     step, claimed = line
     text = f"{step.expression}={claimed}"
     if style == "worked":

@@ -14,13 +14,13 @@ from reasonlab.config import validate
 from reasonlab.errors import UserError
 from reasonlab.hardware import prepare
 from reasonlab.runs.files import write_aside
-from reasonlab.studies import k15_dynamics, long2short
+from reasonlab.studies import k15_dynamics, long2short, mel_vs_grpo
 from reasonlab.studies.plan import Plan
 from reasonlab.studies.recipe import StudyRecipe, own_recipe, study_recipe
 from reasonlab.studies.runner import first_difference, run_pieces
 from reasonlab.studies.verdicts import record, table
 
-STUDIES: dict[str, ModuleType] = {study.name: study for study in (k15_dynamics, long2short)}
+STUDIES: dict[str, ModuleType] = {study.name: study for study in (k15_dynamics, long2short, mel_vs_grpo)}
 
 
 NOT_THE_RECIPE = {"seed", "threads"}

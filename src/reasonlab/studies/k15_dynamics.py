@@ -10,28 +10,32 @@ Arms, all from the same base model unless they say otherwise:
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from reasonlab.config import Config
-from reasonlab.errors import UserError
-from reasonlab.evaluate.control import FORCED_SUITE, SUITE, recorded_answers
-from reasonlab.evaluate.evaluator import Answer
 from reasonlab.evaluate.statistics import Interval
 from reasonlab.figures.panel_grid import FORCED, TOTAL
 from reasonlab.figures.tables import PANELS, SLOPES, PanelRow, SlopeRow, write_table
 from reasonlab.keys import key
 from reasonlab.model.checkpoint import load_config
 from reasonlab.model.ladder import resolve_model
-from reasonlab.runs import RunReader
+from reasonlab.studies.curves import (
+    Curve,
+    check_evaluations,
+    cost,
+    final_difference,
+    on_shared_questions,
+    panel_rows,
+    read_curve,
+)
 from reasonlab.studies.plan import Plan, base_pieces
 from reasonlab.studies.runner import Piece, train
-from reasonlab.studies.scores import Floats, Scores, difference, interval, panels_of, points, ratio
-from reasonlab.studies.verdicts import ArmCost, Claim, Outcome, Verdict, judge
+from reasonlab.studies.scores import Floats, difference, interval, points, ratio
+from reasonlab.studies.verdicts import Claim, Outcome, Verdict, judge
 
 name = "k15-dynamics"
 MAIN, REST, CURRICULUM, OTHER_SIZE = "mirror-descent", "rest", "curriculum", "other-size"
@@ -39,12 +43,10 @@ arms = (MAIN, REST, CURRICULUM, OTHER_SIZE)
 needed = (MAIN,)
 RESAMPLES = 500
 
-Curve = dict[int, dict[str, Scores]]  # iteration → panel → scores
-
 
 def pieces(plan: Plan) -> list[Piece]:
     """The base models that do not ship, then every arm of every seed."""
-    _check_evaluations(plan)
+    check_evaluations(plan, MAIN)
     chosen = list(plan.recipe.arms)
     models = {arm: plan.recipe.arms[arm].model.path for arm in chosen}
     bases = base_pieces(models.values(), plan.device)
@@ -59,33 +61,6 @@ def pieces(plan: Plan) -> list[Piece]:
         for seed in plan.seeds
     ]
     return [*bases.values(), *runs]
-
-
-def _check_evaluations(plan: Plan) -> None:
-    """The claims compare arms question by question, so all of them must be asked the same ones."""
-
-    def questions(config: Config) -> tuple[object, ...]:
-        asked, rollout = config.evaluate, config.rollout
-        limits = rollout.max_tokens, rollout.repetition_window
-        return (
-            asked.problems,
-            asked.samples,
-            asked.levels,
-            asked.split,
-            asked.temperature,
-            config.problems.families,
-            limits,
-        )
-
-    main = plan.recipe.arms[MAIN]
-    for arm, config in plan.recipe.arms.items():
-        if not config.evaluate.every:
-            raise UserError(f"the arm {arm} is never evaluated", "Set evaluate.every to 1 or more")
-        if questions(config) != questions(main):
-            raise UserError(
-                f"the arm {arm} is evaluated in another way than {MAIN}",
-                "Give all arms the same [evaluate], apart from `every`, and the same families and token limits",
-            )
 
 
 def found(plan: Plan) -> Outcome:
@@ -129,51 +104,6 @@ def parameters(config: Config) -> int:
 
 
 # --- the numbers -----------------------------------------------------------------------------------------------------
-
-
-def read_curve(runs: Sequence[Path]) -> Curve:
-    """Scores of every panel at every evaluated iteration, over the runs of all seeds."""
-    readers = [RunReader(run) for run in runs]
-
-    def answers(suite: str, step: int) -> list[list[Answer]]:
-        return [recorded_answers(reader, suite, step) for reader in readers]
-
-    curve: Curve = {}
-    for step in readers[0].evaluation_steps(SUITE):
-        free = answers(SUITE, step)
-        curve[step] = {TOTAL: Scores.of(free), **panels_of(free, lambda answer: answer.family)}
-    for step in readers[0].evaluation_steps(FORCED_SUITE):
-        curve[step][FORCED] = Scores.of(answers(FORCED_SUITE, step))
-    return curve
-
-
-def on_shared_questions(curves: Mapping[str, Curve]) -> dict[str, Curve]:
-    """A question that could not be graded at one point is left out at all, so that every pair is of one question."""
-    kept = set.intersection(
-        *(
-            set(panels[panel].problems)
-            for curve in curves.values()
-            for panels in curve.values()
-            for panel in (TOTAL, FORCED)
-            if panel in panels
-        )
-    )
-    return {
-        arm: {step: {panel: scores.only(kept) for panel, scores in panels.items()} for step, panels in curve.items()}
-        for arm, curve in curves.items()
-    }
-
-
-def panel_rows(arm: str, curve: Curve) -> list[PanelRow]:
-    rows = []
-    for step, panels in curve.items():
-        for panel, scores in panels.items():
-            accuracy, tokens = scores.accuracy_interval(), scores.tokens_interval()
-            low, high = np.quantile(scores.lengths, [0.05, 0.95])
-            measured = (accuracy.estimate, accuracy.low, accuracy.high, tokens.estimate, tokens.low, tokens.high)
-            counts = (len(scores.problems), scores.samples, scores.seeds)
-            rows.append(PanelRow(arm, panel, step, *measured, float(low), float(high), *counts))
-    return rows
 
 
 def slope_rows(arm: str, curve: Curve) -> list[SlopeRow]:
@@ -233,18 +163,6 @@ def gain_split(curve: Curve) -> dict[str, object] | None:
     }
 
 
-def cost(arm: str, curve: Curve, runs: Sequence[Path]) -> ArmCost:
-    last = curve[max(curve)][TOTAL]
-    states = [json.loads((run / "checkpoints/final/trainer/state.json").read_text()) for run in runs]
-    return ArmCost(
-        arm,
-        float(last.accuracy.mean()),
-        float(last.tokens.mean()),
-        sum(state["generated_tokens"] for state in states),
-        round(sum(state["seconds"] for state in states), 1),
-    )
-
-
 # --- the claims ------------------------------------------------------------------------------------------------------
 
 
@@ -286,12 +204,6 @@ def claims(curves: Mapping[str, Curve], main_is_larger: bool = False) -> list[Cl
         small, large = (curves[OTHER_SIZE], main) if main_is_larger else (main, curves[OTHER_SIZE])
         judged.append(fewer_tokens(small, large))
     return judged
-
-
-def final_difference(a: Curve, b: Curve) -> Interval:
-    """Accuracy of b minus a at the last iteration both were evaluated at."""
-    last = max(set(a) & set(b))
-    return difference(a[last][TOTAL].accuracy, b[last][TOTAL].accuracy)
 
 
 def both_rise(curve: Curve) -> Claim:

@@ -16,7 +16,6 @@ the report's is its short-CoT model.
 
 from __future__ import annotations
 
-import gzip
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -25,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
 from reasonlab.config import Config, DpoConfig, SftConfig
 from reasonlab.errors import UserError
-from reasonlab.evaluate.evaluator import FORCED_STYLE, Answer, evaluate
+from reasonlab.evaluate.evaluator import FORCED_STYLE, Answer
 from reasonlab.evaluate.frontier import dominance
 from reasonlab.figures.tables import ARMS, ArmRow, write_table
 from reasonlab.methods.behaviours import warmup_demonstrations
@@ -37,10 +35,9 @@ from reasonlab.methods.group import Group
 from reasonlab.methods.long2short import preference_pairs, shortest_correct
 from reasonlab.methods.merge_command import Settings, Source, check, merge_checkpoints
 from reasonlab.model.ladder import resolve_model
-from reasonlab.problems.problem import Problem
-from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs.files import write_aside
+from reasonlab.studies.answers import answer, answers_file, asked_problems, final, on_shared_questions, read_answers
 from reasonlab.studies.plan import Plan, base_pieces
 from reasonlab.studies.recipe import StudySettings
 from reasonlab.studies.runner import Piece, train
@@ -116,14 +113,6 @@ def _check(plan: Plan) -> None:
         raise UserError(f"{len(hard)} of {settings.questions} test problems are hard", "Raise questions in [study]")
 
 
-def final(run: Path) -> Path:
-    return run / "checkpoints" / "final"
-
-
-def answers_file(root: Path, arm: str) -> Path:
-    return root / "answers" / f"{arm}.jsonl.gz"
-
-
 def starting_from(config: Config, model: Path, data: Path | None) -> Config:
     """The recipe with the model that it starts from and the examples that it learns from."""
     changes: dict[str, Any] = {"model": config.model.model_copy(update={"path": str(model)})}
@@ -193,31 +182,6 @@ def merge(base: str, long: Path, weight: float, out: Path) -> None:
     _write_cost(out, [], started)
 
 
-def asked_problems(config: Config, settings: StudySettings) -> list[Problem]:
-    families = config.problems.families or FAMILY_NAMES
-    return problem_set(settings.split, settings.questions, 0, families, config.evaluate.levels)
-
-
-def answer(model: str, config: Config, settings: StudySettings, out: Path, force: str) -> None:
-    """The test answers of a finished model."""
-    if out.exists():
-        return
-    engine, tokenizer = open_engine(resolve_model(model), config.device, config.threads, config.rollout.rows)
-    problems = asked_problems(config, settings)
-    with make_observer(1, out.name.removesuffix(".jsonl.gz")) as observer:
-        done = 0
-
-        def progress(more: int) -> None:
-            nonlocal done
-            done += more
-            observer.progress("test answers", done, settings.questions * settings.samples)
-
-        sampling = _sampling(config, tokenizer.eos_id)
-        answers = evaluate(engine, tokenizer, problems, sampling, settings.samples, 0, force, progress)
-    lines = b"".join(orjson.dumps(one.row()) + b"\n" for one in answers)
-    write_aside(out, gzip.compress(lines, mtime=0))
-
-
 def _write_cost(directory: Path, groups: Sequence[Group], started: float) -> None:
     tokens = int(sum(group.lengths.sum() for group in groups))
     cost = {"generated_tokens": tokens, "seconds": round(time.monotonic() - started, 1)}
@@ -244,7 +208,7 @@ def found(plan: Plan) -> Outcome:
     config, settings = plan.recipe.arms[LONG], plan.recipe.settings
     protocol = {
         "model": Path(plan.recipe.arms[WARM_UP].model.path).name,
-        "temperature": config.rollout.temperature,
+        "temperature": settings.temperature,
         "max_tokens": config.rollout.max_tokens,
         "rl_max_tokens": plan.recipe.arms[RL].rollout.max_tokens,
         "rl_length_weight": plan.recipe.arms[RL].reward.length_weight,
@@ -255,16 +219,6 @@ def found(plan: Plan) -> Outcome:
         "samples": settings.samples,
     }
     return Outcome(claims(scores), [cost(arm, one, roots) for arm, one in scores.items()], protocol)
-
-
-def read_answers(path: Path) -> list[Answer]:
-    return [Answer(**orjson.loads(line)) for line in gzip.decompress(path.read_bytes()).splitlines()]
-
-
-def on_shared_questions(scores: Mapping[str, Scores]) -> dict[str, Scores]:
-    """A question that could not be graded for one arm is left out of all, so that every pair is of one question."""
-    kept = set.intersection(*(set(one.problems) for one in scores.values()))
-    return {arm: one.only(kept) for arm, one in scores.items()}
 
 
 def arm_row(panel: str, arm: str, scores: Scores) -> ArmRow:

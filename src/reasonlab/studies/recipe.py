@@ -32,9 +32,11 @@ SCALES = ("cpu", "gpu", "paper")
 class StudySettings(Section):
     seeds: int = Field(default=1, ge=1)
     questions: int = Field(default=480, ge=1)
-    """Test problems every finished model answers (long2short)."""
+    """Test problems every finished model answers (long2short, mel-vs-grpo)."""
     samples: int = Field(default=2, ge=1)
     """Answers to each of them."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Of these answers."""
     split: Literal["validation", "test"] = "test"
     warmup_problems: int = Field(default=512, ge=1)
     """Training problems sampled for the long-CoT warm-up."""

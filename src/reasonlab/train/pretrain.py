@@ -11,12 +11,13 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, repeat
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +31,11 @@ from reasonlab.hardware import prepare
 from reasonlab.keys import key
 from reasonlab.methods.sft import demonstration, sft_loss
 from reasonlab.model.checkpoint import save_model
-from reasonlab.model.ladder import cached_model, resolve_model, tiny_config
+from reasonlab.model.ladder import bundled_models, cached_model, resolve_model, tiny_config
 from reasonlab.model.tiny_tokenizer import TinyTokenizer, save
 from reasonlab.model.transformer import Transformer
 from reasonlab.problems.corpus import (
+    KIND_SHARES,
     LEVEL_WEIGHTS,
     MISTAKES,
     STYLE_SHARES,
@@ -42,6 +44,7 @@ from reasonlab.problems.corpus import (
     corpus,
     retrospect,
 )
+from reasonlab.problems.misconceptions import MISCONCEPTIONS
 from reasonlab.problems.reflections import (
     Reflection,
     heuristic_only,
@@ -78,6 +81,8 @@ class Pretraining:
     reflection_share: float = 0.0
     hinted_share: float = 0.0
     """Of the samples; all others are plain. With both 0 the corpus knows no reflections."""
+    misconceptions: bool = False
+    """Whether part of the text follows the typical wrong way of each family (`problems/misconceptions.py`)."""
 
     @property
     def kinds(self) -> dict[Kind, float]:
@@ -90,35 +95,47 @@ class Pretraining:
         return {"plain": plain, "reflection": self.reflection_share, "hinted": self.hinted_share}
 
 
-# How far the rungs that do not ship are trained: far enough to think well, not so far that nothing is left to learn.
-_RUNGS = {
+_MISLED: dict[str, Any] = {
+    "samples": 700_000,
+    "evaluate_problems": 900,
+    "reflection_share": KIND_SHARES["reflection"],
+    "hinted_share": KIND_SHARES["hinted"],
+    "misconceptions": True,
+}
+
+# How far models are trained: far enough to think well, not so far that nothing is left to learn. The smallest ship.
+RECIPES = {
+    "tiny-0.3m": Pretraining("tiny-0.3m", steps=5000, lr=2e-3, processes=5),
+    "tiny-1m": Pretraining("tiny-1m", steps=2400, lr=2e-3, processes=5),
     "tiny-3m": Pretraining("tiny-3m", steps=1800, lr=2e-3),
     "tiny-10m": Pretraining("tiny-10m", steps=1300, lr=1.5e-3, samples=1_500_000),
     "tiny-32m": Pretraining("tiny-32m", steps=1300, lr=1e-3, samples=1_500_000),
+    "tiny-1m-misled": Pretraining("tiny-1m", steps=1800, lr=2e-3, **_MISLED),
+    "tiny-10m-misled": Pretraining("tiny-10m", steps=1150, lr=1.5e-3, **_MISLED),
 }
 
 
 def ladder_model(name: str, device: str, say: Callable[[str], None] = print) -> Path:
     """The checkpoint of a model: on disk, bundled, in the cache, or trained now into the cache (minutes on a GPU)."""
-    if name not in _RUNGS or cached_model(name).is_dir():
+    if name not in RECIPES or name in bundled_models() or cached_model(name).is_dir():
         return resolve_model(name)
     target = cached_model(name)
     say(f"{name} does not ship: pre-training it once into {target}")
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=target.parent))
     try:
-        pretrain(replace(_RUNGS[name], device=device), unfinished, say)
+        pretrain(replace(RECIPES[name], device=device), unfinished, say)
         replace_directory(unfinished, target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return target
 
 
-def shard(seed: int, count: int, kinds: Mapping[Kind, float]) -> tuple[Tokens, Lengths, Lengths]:
+def shard(seed: int, count: int, settings: Pretraining) -> tuple[Tokens, Lengths, Lengths]:
     """`count` samples of the corpus: all tokens flat, prompt lengths and response lengths."""
     tokenizer = TinyTokenizer.load()
     texts: list[str] = []
-    for sample in islice(corpus(seed, kinds=kinds), count):
+    for sample in islice(corpus(seed, kinds=settings.kinds, misconceptions=settings.misconceptions), count):
         texts += [sample.prompt, sample.response]
     encoded = tokenizer.encode_batch(texts)
     flat = np.fromiter((t for ids in encoded for t in ids), np.uint8)
@@ -126,12 +143,12 @@ def shard(seed: int, count: int, kinds: Mapping[Kind, float]) -> tuple[Tokens, L
     return flat, lengths[:, 0], lengths[:, 1]
 
 
-def make_corpus(samples: int, processes: int, seed: int, kinds: Mapping[Kind, float]) -> list[Example]:
-    size = min(20_000, samples)
-    seeds = [key(seed, "shard", i) for i in range(-(-samples // size))]
+def make_corpus(settings: Pretraining) -> list[Example]:
+    size = min(20_000, settings.samples)
+    seeds = [key(settings.seed, "shard", i) for i in range(-(-settings.samples // size))]
     examples: list[Example] = []
-    with ProcessPoolExecutor(processes) as pool:
-        for flat, prompts, responses in pool.map(shard, seeds, repeat(size), repeat(dict(kinds))):
+    with ProcessPoolExecutor(settings.processes) as pool:
+        for flat, prompts, responses in pool.map(shard, seeds, repeat(size), repeat(settings)):
             start = 0
             wide = flat.astype(np.int64)
             for p, r in zip(prompts.tolist(), responses.tolist(), strict=True):
@@ -155,7 +172,7 @@ def batches(examples: list[Example], tokens: int, seed: int) -> Iterator[list[Ex
                 batch, used = [], 0
 
 
-def room(engine: Engine, tokenizer: TinyTokenizer, problems: int) -> dict[str, object]:
+def room(engine: Engine, tokenizer: TinyTokenizer, problems: int, misconceptions: bool = False) -> dict[str, object]:
     """Accuracy at temperature 1, free and with each style forced, overall and by level."""
     chosen = problem_set("validation", problems, levels=(1, 2, 3, 4, 5)) + problem_set("harder", problems // 5)
     sampling = Sampling(max_tokens=200, stop_ids=(tokenizer.eos_id,))
@@ -186,11 +203,13 @@ def room(engine: Engine, tokenizer: TinyTokenizer, problems: int) -> dict[str, o
             if len(mix) > len(thinking)
             else None,
         }
-    report["experience"] = experience(engine, tokenizer, problems // 3, sampling)
+    report["experience"] = experience(engine, tokenizer, problems // 3, sampling, misconceptions)
     return report
 
 
-def experience(engine: Engine, tokenizer: TinyTokenizer, problems: int, sampling: Sampling) -> dict[str, object]:
+def experience(
+    engine: Engine, tokenizer: TinyTokenizer, problems: int, sampling: Sampling, misconceptions: bool
+) -> dict[str, object]:
     """How well reflections on planted mistakes are written at temperature 1, and how much a true one helps as a hint.
 
     Of the reflections: the share that can be read, that name the first wrong place, what should stand there and the
@@ -198,7 +217,7 @@ def experience(engine: Engine, tokenizer: TinyTokenizer, problems: int, sampling
     accuracy with the true reflection as a hint, with its rule alone, and with no hint but the worked style forced.
     """
     chosen = problem_set("validation", problems, levels=(2, 3, 4, 5))
-    cases = [retrospect(Drawn(p, solution_of(p)), Random(key("experience", p.id))) for p in chosen]
+    cases = [retrospect(Drawn(p, solution_of(p)), Random(key("experience", p.id)), misconceptions) for p in chosen]
 
     def responses(prompts: list[str]) -> list[str]:
         keys = [key("experience", p.id, "response") for p in chosen]
@@ -252,7 +271,7 @@ def pretrain(settings: Pretraining, out: Path, say: Callable[[str], None] = prin
     prepare(settings.device)
     tokenizer = TinyTokenizer.load()
     started = time.time()
-    examples = make_corpus(settings.samples, settings.processes, settings.seed, settings.kinds)
+    examples = make_corpus(settings)
     total = sum(e.length for e in examples)
     say(f"{settings.size}: {len(examples):,} samples, {total:,} tokens in {time.time() - started:.0f} s")
 
@@ -287,6 +306,9 @@ def pretrain(settings: Pretraining, out: Path, say: Callable[[str], None] = prin
         "settings": asdict(settings),
         "corpus": {
             "kinds": settings.kinds,
+            "misconceptions": {name: held.temptation for name, held in MISCONCEPTIONS.items()}
+            if settings.misconceptions
+            else None,
             "styles": STYLE_SHARES,
             "levels": LEVEL_WEIGHTS,
             "mistakes": MISTAKES,
@@ -297,7 +319,7 @@ def pretrain(settings: Pretraining, out: Path, say: Callable[[str], None] = prin
         "seconds": round(seconds, 1),
         "tokens_seen": seen,
         "curve": curve,
-        "room": room(engine, tokenizer, settings.evaluate_problems),
+        "room": room(engine, tokenizer, settings.evaluate_problems, settings.misconceptions),
     }
     out.mkdir(parents=True, exist_ok=True)
     save_model(model.cpu(), out)

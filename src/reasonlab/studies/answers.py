@@ -1,0 +1,69 @@
+"""The test answers of finished models, kept on disk: what several studies ask them, and how it is read back."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping
+from pathlib import Path
+
+import orjson
+
+from reasonlab.config import Config
+from reasonlab.evaluate.evaluator import Answer, evaluate
+from reasonlab.model.ladder import resolve_model
+from reasonlab.problems.problem import Problem
+from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
+from reasonlab.rollout.types import Sampling
+from reasonlab.runs.files import write_aside
+from reasonlab.studies.recipe import StudySettings
+from reasonlab.studies.scores import Scores
+from reasonlab.terminal import make_observer
+from reasonlab.train.sample import open_engine
+
+
+def final(run: Path) -> Path:
+    return run / "checkpoints" / "final"
+
+
+def answers_file(root: Path, arm: str) -> Path:
+    return root / "answers" / f"{arm}.jsonl.gz"
+
+
+def asked_problems(config: Config, settings: StudySettings) -> list[Problem]:
+    families = config.problems.families or FAMILY_NAMES
+    return problem_set(settings.split, settings.questions, 0, families, config.evaluate.levels)
+
+
+def answer(model: str, config: Config, settings: StudySettings, out: Path, force: str) -> None:
+    """The test answers of a finished model."""
+    if out.exists():
+        return
+    engine, tokenizer = open_engine(resolve_model(model), config.device, config.threads, config.rollout.rows)
+    problems = asked_problems(config, settings)
+    sampling = Sampling(
+        temperature=settings.temperature,
+        max_tokens=config.rollout.max_tokens,
+        stop_ids=(tokenizer.eos_id,),
+        repetition_window=config.rollout.repetition_window,
+    )
+    with make_observer(1, out.name.removesuffix(".jsonl.gz")) as observer:
+        done = 0
+
+        def progress(more: int) -> None:
+            nonlocal done
+            done += more
+            observer.progress("test answers", done, settings.questions * settings.samples)
+
+        answers = evaluate(engine, tokenizer, problems, sampling, settings.samples, 0, force, progress)
+    lines = b"".join(orjson.dumps(one.row()) + b"\n" for one in answers)
+    write_aside(out, gzip.compress(lines, mtime=0))
+
+
+def read_answers(path: Path) -> list[Answer]:
+    return [Answer(**orjson.loads(line)) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def on_shared_questions(scores: Mapping[str, Scores]) -> dict[str, Scores]:
+    """A question that could not be graded for one arm is left out of all, so that every pair is of one question."""
+    kept = set.intersection(*(set(one.problems) for one in scores.values()))
+    return {arm: one.only(kept) for arm, one in scores.items()}
