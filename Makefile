@@ -32,9 +32,10 @@ demo: $(VENV)/.installed ## train the bundled tiny model by RL and draw what hap
 test: lint typecheck ## all checks: ruff, mypy, pytest (ARGS="-k engine")
 	@$(BIN)/python -m pytest $(ARGS)
 
-studies: $(VENV)/.installed ## both Kimi k1.5 studies at laptop scale, twelve minutes on two cores
+studies: $(VENV)/.installed ## all studies at laptop scale
 	@$(BIN)/reasonlab study k15-dynamics --scale cpu $(ARGS)
 	@$(BIN)/reasonlab study long2short --scale cpu $(ARGS)
+	@$(BIN)/reasonlab study mel-vs-grpo --scale cpu $(ARGS)
 
 lint: $(VENV)/.installed-dev ## style and formatting
 	@$(BIN)/ruff check --quiet .

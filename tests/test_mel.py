@@ -137,7 +137,7 @@ def test_the_gradient_is_grpos_plus_the_nlls_computed_by_hand() -> None:
     ]
     packs = [([e], objective) for objective in objectives for e in objective.examples]
     summed = [torch.zeros_like(p) for p in learner.parameters]
-    for *_, gradients in learner._gradients(packs):
+    for *_, gradients in learner.gradients(packs):
         for total, gradient in zip(summed, gradients, strict=True):
             total += gradient
 

@@ -89,7 +89,7 @@ class Learner:
         nonfinite = 0
         entropies, mismatch, tokens = 0.0, 0.0, Totals.of(objectives[0].examples).tokens
         for (_, objective), (value, entropy, difference, metrics, parts) in zip(
-            packs, self._gradients(packs), strict=True
+            packs, self.gradients(packs), strict=True
         ):
             if not math.isfinite(value):
                 nonfinite += 1
@@ -120,7 +120,9 @@ class Learner:
         """Forget the moments: the next step starts Adam afresh."""
         self.optimizer.state.clear()
 
-    def _gradients(self, packs: Sequence[tuple[Sequence[Example], Objective]]) -> Iterator[_Part]:
+    def gradients(self, packs: Sequence[tuple[Sequence[Example], Objective]]) -> Iterator[_Part]:
+        """Of each micro-batch: its share of the loss, entropy, mismatch, metrics and gradients. No weight moves."""
+
         def work(one: tuple[Sequence[Example], Objective]) -> _Part:
             examples, objective = one
             batch = pack(examples, objective.totals, self.device)
