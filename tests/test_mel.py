@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -96,6 +97,110 @@ def test_every_token_weighs_one_over_problems_reflections_and_length() -> None:
     np.testing.assert_allclose(weights(by_kept, experiences, 8), np.array(expected) * 8 / 2)
     everything = weights(MelConfig(weight=1.0, replay_filter=False), experiences, 8)
     assert len(everything) == 3 + 2 + 4 + 2 + 1
+
+
+def test_with_mean_length_every_token_weighs_the_same() -> None:
+    """The mean is over what is kept, and a reflection then weighs in proportion to its length."""
+    experiences = [
+        experience("a", [5, 6, 2]),
+        experience("b", [5, 6, 7, 8, 2]),
+        experience("b", [5], "correct"),
+        experience("c", [9] * 50, "wrong"),
+    ]
+    mean = (3 + 5 + 1) / 3
+    expected = [1 / (8 * mean)] * 3 + [1 / (8 * 2 * mean)] * 6
+    np.testing.assert_allclose(weights(MelConfig(weight=1.0, length="mean"), experiences, 8), expected)
+    unfiltered = MelConfig(weight=1.0, length="mean", replay_filter=False)
+    assert weights(unfiltered, experiences, 8)[0] == pytest.approx(1 / (8 * (3 + 5 + 1 + 50) / 4))
+    alone = [experience("a", [5, 6, 2])]
+    assert weights(MelConfig(weight=1.0, length="mean"), alone, 8) == weights(MelConfig(weight=1.0), alone, 8)
+
+
+# A policy that can be enumerated: two letters and an end, at most three tokens, the next token by place and the one
+# before it. A reflection is any of its fifteen texts.
+LONGEST, LETTERS, END = 3, (0, 1), 2
+
+
+def texts(begun: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    if len(begun) == LONGEST or END in begun:
+        return [begun]
+    return [text for token in (*LETTERS, END) for text in texts((*begun, token))]
+
+
+def log_policy(table: torch.Tensor, text: tuple[int, ...]) -> torch.Tensor:
+    """Σ_t log π(M_t | M_<t), from logits [place, token before (or none), token]."""
+    before = (END, *text[:-1])
+    logs = table.log_softmax(-1)
+    return torch.stack([logs[place, before[place], token] for place, token in enumerate(text)]).sum()
+
+
+def gradient_of(value: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(value, table, retain_graph=True)[0]
+
+
+def expected_update(settings: MelConfig, table: torch.Tensor, helps: dict[tuple[int, ...], bool]) -> torch.Tensor:
+    """E over M ~ π of what `internalised` makes of it: minus the gradient of the second term, for a single problem."""
+    total = torch.zeros_like(table)
+    for text in texts():
+        log = log_policy(table, text)
+        made = [experience("a", list(text), "correct" if helps[text] else "wrong")]
+        if internalised(settings, made, 1) is not None:
+            total += log.detach().exp() * weights(settings, made, 1)[0] * gradient_of(log, table)
+    return total
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_nll_of_own_reflections_is_the_policy_gradient_of_helping_briefly(seed: int) -> None:
+    """E[(k/|M|) ∇log π(M)] = ∇E[k/|M|], by summing over all reflections; without the filter k is 1."""
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(LONGEST, 3, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    probabilities = {text: log_policy(table, text).exp() for text in texts()}
+    assert sum(p.item() for p in probabilities.values()) == pytest.approx(1)
+    helps = {text: bool(torch.rand((), generator=generator) < 0.5) for text in texts()}
+
+    def reward_gradient(reward: dict[tuple[int, ...], float]) -> torch.Tensor:
+        return gradient_of(torch.stack([p * reward[text] for text, p in probabilities.items()]).sum(), table)
+
+    filtered = expected_update(MelConfig(weight=1.0), table, helps)
+    short_helpers = {text: helps[text] / len(text) for text in texts()}
+    torch.testing.assert_close(filtered, reward_gradient(short_helpers))
+    assert filtered.abs().max() > 0.01
+    unfiltered = expected_update(MelConfig(weight=1.0, replay_filter=False), table, helps)
+    torch.testing.assert_close(unfiltered, reward_gradient({text: 1 / len(text) for text in texts()}))
+    assert unfiltered[0, END, END] > 0, "ending at once pays"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_mean_length_shortness_pays_less_the_more_are_kept(seed: int) -> None:
+    """Every reflection helps, so all that can be learned is length. A single one is its own mean; with more of them in
+    the mean what is left falls, towards E[∇log π] = 0 for a mean that is fixed."""
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(LONGEST, 3, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    logs = [log_policy(table, text) for text in texts()]
+    chances = torch.stack(logs).detach().exp().numpy()
+    scores = np.stack([gradient_of(log, table).numpy().ravel() for log in logs])
+    np.testing.assert_allclose(chances @ scores, 0, atol=1e-12)  # the fixed mean
+    lengths = [len(text) for text in texts()]
+
+    def pull(kept: int) -> float:
+        """Size of E[Σ_i ∇log π(M_i) / mean length] / kept over all draws of so many."""
+        total = np.zeros(scores.shape[1])
+        for draw in itertools.product(range(len(lengths)), repeat=kept):
+            made = [experience(str(i), list(texts()[place])) for i, place in enumerate(draw)]
+            found = internalised(MelConfig(weight=1.0, length="mean"), made, kept)
+            assert found is not None
+            chance = np.prod(chances[list(draw)])
+            total += chance * sum(
+                e.advantage / found[1].sequences * scores[place] for e, place in zip(found[0], draw, strict=True)
+            )
+        return float(np.linalg.norm(total))
+
+    own = float(np.linalg.norm(chances / lengths @ scores))
+    one, two, three = pull(1), pull(2), pull(3)
+    assert one == pytest.approx(own)
+    assert own > 0.05
+    assert two < 0.75 * one
+    assert three < 0.75 * two
 
 
 def test_a_reflection_whose_replay_fails_contributes_exactly_nothing() -> None:

@@ -16,6 +16,7 @@ from reasonlab.evaluate.statistics import (
     seed_difference,
     seed_mean_interval,
     seed_score_interval,
+    seeds_for_half_width,
     variance_split,
     wilson,
 )
@@ -83,6 +84,73 @@ def test_seed_mean_interval_by_hand() -> None:
     expected = mean_interval(x.mean(axis=0))
     found = seed_mean_interval(x)
     assert (found.estimate, found.low, found.high) == pytest.approx((expected.estimate, expected.low, expected.high))
+
+
+def exactly(seeds: int, questions: int, question: float, seed: float, rest: float) -> Array:
+    """Values [seed, question] whose mean squares are what variances of this size give on average, to the last digit."""
+    generator = np.random.default_rng(5)
+
+    def scaled(x: Array, mean_square: float, freedom: int) -> Array:
+        return x * math.sqrt(mean_square * freedom / float((x**2).sum()))
+
+    by_question = generator.normal(size=questions)
+    by_seed, cell = generator.normal(size=seeds), generator.normal(size=(seeds, questions))
+    by_question, by_seed = by_question - by_question.mean(), by_seed - by_seed.mean()
+    cell = cell - cell.mean(axis=0) - cell.mean(axis=1, keepdims=True) + cell.mean()
+    return (
+        0.1
+        + scaled(by_question, question + rest / seeds, questions - 1)
+        + scaled(by_seed, seed + rest / questions, seeds - 1)[:, None]
+        + scaled(cell, rest, (seeds - 1) * (questions - 1))
+    )
+
+
+def half_width(values: Array) -> float:
+    interval = seed_mean_interval(values)
+    return (interval.high - interval.low) / 2
+
+
+@pytest.mark.parametrize("had", [2, 3, 6])
+@pytest.mark.parametrize(
+    ("question", "seed", "rest", "wanted"),
+    [
+        (0.04, 0.0004, 0.1, 0.03),  # about what two tiny models differ by
+        (0.02, 0.001, 0.1, 0.02),
+        (0.0, 0.002, 0.05, 0.02),
+        (0.02, 0.0, 0.2, 0.016),
+        (0.02, 0.0, 0.2, 0.5),  # two are enough
+    ],
+)
+def test_seeds_for_a_half_width_by_trying_every_number(
+    had: int, question: float, seed: float, rest: float, wanted: float
+) -> None:
+    """From few seeds the number that, with the same variances, first makes the interval so narrow."""
+    tried = [half_width(exactly(count, 400, question, seed, rest)) for count in range(2, 60)]
+    expected = next(count for count, half in enumerate(tried, start=2) if half <= wanted)
+    assert expected < 59
+    assert seeds_for_half_width(exactly(had, 400, question, seed, rest), wanted) == expected
+
+
+def test_no_number_of_seeds_makes_up_for_few_questions() -> None:
+    values = exactly(3, 30, 0.2, 0.001, 0.05)
+    assert seeds_for_half_width(values, 0.16, most=200) is None  # questions alone: 2.05 · √(0.2 / 30) = 0.167
+    assert seeds_for_half_width(values, 0.2) is not None
+    assert seeds_for_half_width(exactly(3, 400, 0.0, 0.01, 0.05), 0.01, most=20) is None
+    assert seeds_for_half_width(np.ones((3, 30)), 0.001) == 2, "without any scatter two are plenty"
+
+
+def test_the_promised_half_width_is_reached_on_average() -> None:
+    """Pilots of six seeds say how many are needed, and new studies with so many are that wide."""
+    generator = np.random.default_rng(6)
+
+    def studies(count: int, seeds: int) -> Array:
+        parts = [(0.15, (count, 1, 300)), (0.03, (count, seeds, 1)), (0.3, (count, seeds, 300))]
+        return sum((sd * generator.normal(size=shape) for sd, shape in parts), start=np.zeros((count, seeds, 300)))
+
+    needed = [seeds_for_half_width(pilot, 0.03) for pilot in studies(300, 6)]
+    assert None not in needed
+    middle = int(np.median([count for count in needed if count is not None]))
+    assert np.mean([half_width(study) for study in studies(300, middle)]) == pytest.approx(0.03, rel=0.15)
 
 
 def test_seed_intervals_at_the_ends_and_what_they_refuse() -> None:

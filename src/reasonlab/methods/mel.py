@@ -104,7 +104,7 @@ def metrics(groups: Sequence[Group], experiences: Sequence[Experience]) -> dict[
     """What the branch did in an iteration, and what it cost."""
     mixed = [group for group in groups if 0 < group.correct.sum() < group.gradable.sum()]
     lengths = [len(one.reflection.ids) for one in experiences]
-    extra = sum(lengths) + sum(len(one.replay.ids) for one in experiences)
+    extra = sum(len(one.reflection.ids) + len(one.replay.ids) for one in experiences if one.reflection is not one.right)
     return {
         "mel/mixed_frac": len(mixed) / len(groups),
         "mel/reflections": float(len(experiences)),

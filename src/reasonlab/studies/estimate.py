@@ -5,7 +5,7 @@ The formulas are in `footprint.py`, the machines, models and lengths in `machine
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -14,15 +14,31 @@ import numpy as np
 
 from reasonlab.config import Config, DpoConfig, RestConfig, SftConfig
 from reasonlab.methods import build_method
-from reasonlab.studies import long2short
-from reasonlab.studies.footprint import GIB, Memory, forward_flops
-from reasonlab.studies.machines import Cluster, Setting, ThisMachine, generates, read_about
+from reasonlab.studies import long2short, mel_vs_grpo, prm_selection
+from reasonlab.studies.footprint import GIB, Memory, Numbers, forward_flops
+from reasonlab.studies.machines import Cluster, Setting, ThisMachine, generates, read_about, reflects
 from reasonlab.studies.recipe import StudyRecipe
 
 WIDTH = 118
 
 
 # --- the estimate ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """What Meta-Experience Learning adds to an arm: reflections, their replays, and the NLL of those that are kept."""
+
+    mixed: float  # share of the problems
+    reflections: float  # over the whole run
+    context: float  # mean tokens of the prompt a reflection is written after,
+    reflection: float  # of what is learned after it,
+    replay: float  # and of the second attempt
+    kept: float  # share of the reflections
+    generated_tokens: float
+    trained_tokens: float  # in one pass over all iterations
+    flops: float  # of a forward pass over them
+    seconds: float  # of reading the contexts, writing and replaying
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,7 @@ class ArmEstimate:
     update_seconds: float
     gpus: int
     price: float | None
+    branch: Branch | None = None  # of arms with MEL; counted in what stands above
 
     @property
     def seconds(self) -> float:
@@ -64,9 +81,21 @@ def setting_of(recipe: StudyRecipe) -> Setting:
 
 def estimates(study: str, recipe: StudyRecipe) -> list[ArmEstimate]:
     """Every arm once, and what the study samples outside its arms; for one seed."""
-    setting = setting_of(recipe)
-    arms = [_trained(arm, config, setting) for arm, config in recipe.arms.items()]
+    setting, configs = setting_of(recipe), dict(recipe.arms)
+    if study == mel_vs_grpo.name and mel_vs_grpo.MATCHED in configs:
+        configs[mel_vs_grpo.MATCHED] = _matched(configs, setting)
+    if study == prm_selection.name:
+        configs = prm_selection.counted(recipe)
+    arms = [_trained(arm, config, setting) for arm, config in configs.items()]
     return arms + [_sampled(*piece, setting) for piece in _other_pieces(study, recipe)]
+
+
+def _matched(configs: Mapping[str, Config], setting: Setting) -> Config:
+    """GRPO with more problems an iteration, as the study sets them: in proportion to what MEL generates."""
+    mel, grpo = (_trained(arm, configs[arm], setting).generated_tokens for arm in (mel_vs_grpo.MEL, mel_vs_grpo.GRPO))
+    config = configs[mel_vs_grpo.MATCHED]
+    rollout = config.rollout.model_copy(update={"prompts": round(config.rollout.prompts * mel / grpo)})
+    return config.model_copy(update={"rollout": rollout})
 
 
 def _trained(arm: str, config: Config, setting: Setting) -> ArmEstimate:
@@ -88,6 +117,8 @@ def _trained(arm: str, config: Config, setting: Setting) -> ArmEstimate:
     single = config.learner.inner_steps * updates == 1
     measured = config.device == "cuda" and not single  # the logprobs before the update
     passes = 3 * updates + measured + build_method(config).needs_reference
+    branch = _branch(config, setting, means) if config.mel.weight > 0 else None
+    steps = updates * config.learner.inner_steps  # each has the whole NLL as its second objective
 
     points = _evaluations(config)
     answers = config.evaluate.problems * config.evaluate.samples
@@ -96,6 +127,13 @@ def _trained(arm: str, config: Config, setting: Setting) -> ArmEstimate:
     seconds += setting.decoding_seconds(_whole(config), answers, at)
     memory = setting.memory(config)
     update = setting.training_seconds(config, float(tokens) * passes / 3, passes * forward)
+    flops, generated, learned = passes * forward, float(sampled * means.sum()), float(tokens * updates)
+    if branch:
+        update += setting.training_seconds(config, steps * branch.trained_tokens, 3 * steps * branch.flops)
+        flops += 3 * steps * branch.flops
+        generated += branch.generated_tokens
+        learned += steps * branch.trained_tokens
+        seconds += branch.seconds
     return ArmEstimate(
         arm=arm,
         model=Path(config.model.path).name,
@@ -104,14 +142,57 @@ def _trained(arm: str, config: Config, setting: Setting) -> ArmEstimate:
         fits=None if setting.capacity is None else memory.peak <= setting.capacity,
         iterations=config.iterations,
         mean_length=float(means.mean()),
-        generated_tokens=float(sampled * means.sum()),
+        generated_tokens=generated,
         evaluated_tokens=float(answers * at.sum()),
-        trained_tokens=float(tokens * updates),
-        flops=passes * forward,
+        trained_tokens=learned,
+        flops=flops,
         rollout_seconds=setting.overhead * seconds,
         update_seconds=setting.overhead * update,
         gpus=setting.gpus,
         price=setting.price,
+        branch=branch,
+    )
+
+
+def _branch(config: Config, setting: Setting, means: Numbers) -> Branch:
+    """MEL beside rollouts of these mean lengths: an attempt and a replay are as long as a rollout.
+
+    A context is the question, the instruction and the attempts shown. Where right rollouts are imitated instead, the
+    question is the context and nothing is generated. Where the rule alone is learned, it counts as a whole reflection.
+    """
+    mel, about, shape = config.mel, setting.reflecting(config), setting.shape(config)
+    writes, shown = reflects(config), 2 if config.mel.contrast and reflects(config) else 1
+    reflections = about.mixed * config.rollout.prompts * mel.pairs  # in an iteration
+    if writes:
+        context = setting.prompt + about.instruction + shown * means
+        learned = np.full(len(means), min(about.reflection, float(mel.max_tokens)))
+    else:
+        context, learned = np.full(len(means), setting.prompt), means
+    all_kept = not (writes and mel.replay_filter)
+    kept = np.ones(len(means)) if all_kept else about.kept_at(np.arange(len(means), dtype=float))
+    scatter = shown * (setting.spread * means) ** 2  # the attempts' share of the variance of n
+    n = context + learned
+    trained, squares = reflections * kept * n, reflections * kept * (n**2 + scatter)
+    generated = seconds = 0.0
+    if writes:
+        read = float(reflections * context.sum())
+        reading = forward_flops(shape, read, float(reflections * (context**2 + scatter).sum()))
+        short = _limited(config, mel.max_tokens)
+        generated = float(reflections * (learned + means).sum())
+        seconds = setting.training_seconds(config, read / 3, reading)  # a third of an update
+        seconds += setting.decoding_seconds(short, reflections, learned, context)
+        seconds += setting.decoding_seconds(_whole(config), reflections, means, setting.prompt + learned)
+    return Branch(
+        mixed=about.mixed,
+        reflections=reflections * len(means),
+        context=float(context.mean()),
+        reflection=float(learned.mean()),
+        replay=float(means.mean()) if writes else 0.0,
+        kept=float(kept.mean()),
+        generated_tokens=generated,
+        trained_tokens=float(trained.sum()),
+        flops=forward_flops(shape, float(trained.sum()), float(squares.sum())),
+        seconds=seconds,
     )
 
 
@@ -125,10 +206,15 @@ def _evaluations(config: Config) -> list[int]:
 
 
 def _other_pieces(study: str, recipe: StudyRecipe) -> list[tuple[str, Config, int]]:
-    """What long2short samples between its arms: name, the settings it samples with, and how many responses."""
+    """What a study samples beside its arms: name, the settings it samples with, and how many responses."""
+    settings, arms = recipe.settings, recipe.arms
+    if study == mel_vs_grpo.name:
+        models = len([*arms, mel_vs_grpo.BASE])
+        return [("test answers", next(iter(arms.values())), models * settings.questions * settings.samples)]
+    if study == prm_selection.name:
+        return [(what, arms[prm_selection.STUDENT], count) for what, count in prm_selection.sampled(recipe).items()]
     if study != long2short.name:
         return []
-    settings, arms = recipe.settings, recipe.arms
     config = arms.get(long2short.LONG, next(iter(arms.values())))
     answers = settings.sampled_problems * settings.sampled_answers
     finished = [arm for arm in long2short.FINISHED if arm in arms or arm == long2short.MERGE]
@@ -165,7 +251,13 @@ def _sampled(name: str, config: Config, responses: int, setting: Setting) -> Arm
 
 def _whole(config: Config) -> Config:
     """Without partial rollouts, which belong to training."""
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"segment_tokens": 0})})
+    return _limited(config, config.rollout.max_tokens)
+
+
+def _limited(config: Config, max_tokens: int) -> Config:
+    """Whole responses of at most so many tokens."""
+    changes = {"segment_tokens": 0, "max_tokens": max_tokens}
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update=changes)})
 
 
 # --- the text --------------------------------------------------------------------------------------------------------
@@ -175,7 +267,8 @@ FORMULAS = (
     "k = key-value heads × head size, n tokens of a sequence.",
     "Memory, bytes: weights 4P, gradients 4P (in one process two sets), Adam's moments 8P, engine 2P, its bf16 copy.",
     "Activations of a token and layer: 16h + 4·(heads + 2) + b·(2h + 3q + 3k + 4f), b = 2 in bf16 and 4 in fp32; with "
-    "recomputation one layer's, and 4h for every layer. Also the logits of one chunk.",
+    "recomputation one layer's, and 4h for every layer. Also the logits of one chunk. If heads are normalised (Qwen3), "
+    "another 4·(q + k)·(1 or in bf16 2) + 4·(heads + key-value heads).",
     "Working: bf16 weights in use; if sharded, the embeddings and two layers with their gradients. "
     "Cache: rows × (prompt limit + max_tokens) × 2·layers·k·b.",
     "Update: 6·W·Σn + 6·layers·q·Σn² operations (12·layers·q·n², halved because attention is causal); a third of that "
@@ -183,21 +276,47 @@ FORMULAS = (
     "Decoding step: 2·W bytes and the cache of all rows over the bandwidth, or the operations over the peak, whichever "
     "takes longer; a pass lasts at least as long as its longest response.",
 )
+MEL_FORMULAS = (
+    "MEL: reflections = mixed share × prompts × pairs in an iteration. Generated: reflections × (reflection + replay). "
+    "A replay, like both attempts that are shown, is as long as a rollout.",
+    "MEL, the NLL: kept share × reflections more sequences in every optimizer step, n = question + instruction + wrong "
+    "+ right + reflection, in the Σn and Σn² of the update. Before a reflection is written its context is read, a "
+    "forward pass over question + instruction + wrong + right that counts as rollout.",
+)
+MATCHED_FORMULA = "grpo-matched: round(prompts × tokens generated by mel / by grpo) problems in an iteration."
 
 
 def estimate(study: str, recipe: StudyRecipe) -> str:
     """The estimate as text: models, memory, work, formulas, assumptions."""
     setting, rows, seeds = setting_of(recipe), estimates(study, recipe), recipe.settings.seeds
     trained = [row for row in rows if row.memory]
+    reflecting, matched = any(row.branch for row in rows), any(row.arm == mel_vs_grpo.MATCHED for row in rows)
+    formulas = [*FORMULAS, *(MEL_FORMULAS if reflecting else ()), *([MATCHED_FORMULA] if matched else ())]
     parts = [
         f"{study}, scale {recipe.scale}: an estimate by formula. Nothing was run.",
         f"{setting.describe()}\n{_models(trained)}",
         _memory_table(setting, trained),
         _work_table(setting, rows, seeds),
-        "Formulas\n" + _list(FORMULAS),
-        "Assumptions\n" + _list([*setting.assumptions(), *_left_out(recipe)]),
+        *([_reflection_table(rows)] if reflecting else []),
+        "Formulas\n" + _list(formulas),
+        "Assumptions\n" + _list([*setting.assumptions(), *_about_mel(study, recipe, setting), *_left_out(recipe)]),
     ]
     return "\n\n".join(parts)
+
+
+def _about_mel(study: str, recipe: StudyRecipe, setting: Setting) -> list[str]:
+    texts = []
+    if with_mel := [config for config in recipe.arms.values() if config.mel.weight > 0]:
+        about = setting.reflecting(with_mel[0])
+        kept = about.kept if isinstance(about.kept, str) else f"{about.kept:g}"
+        texts = [
+            f"Mixed problems: {about.mixed:g} of an iteration's ({about.mixed_reason}).",
+            f"Reflections: {about.reflection:g} tokens, after an instruction of {about.instruction}; kept: {kept} "
+            f"({about.reason}).",
+        ]
+    if study == mel_vs_grpo.name:
+        texts.append("Test answers: those of the base model are counted with every seed, and made once.")
+    return texts
 
 
 def _models(rows: Sequence[ArmEstimate]) -> str:
@@ -210,6 +329,8 @@ def _models(rows: Sequence[ArmEstimate]) -> str:
 def _left_out(recipe: StudyRecipe) -> list[str]:
     if any(config.rollout.dynamic_rounds for config in recipe.arms.values()):
         return ["The extra rounds of dynamic sampling are not counted."]
+    if prm_selection.STUDENT in recipe.arms:
+        return [prm_selection.LEFT_OUT]
     return []
 
 
@@ -250,6 +371,20 @@ def _work_table(setting: Setting, rows: Sequence[ArmEstimate], seeds: int) -> st
     lines.append([label, "", "", *work(total, hours, cost if paid else None)])
     where = "on all GPUs together" if setting.gpus > 1 else "one run after the other"
     return f"Work of one seed: mean response tokens, tokens, operations of the updates, time {where}\n{_table(lines)}"
+
+
+def _reflection_table(rows: Sequence[ArmEstimate]) -> str:
+    header = ["arm", "mixed", "reflections", "context", "reflection", "replay", "kept"]
+    lines = [[*header, "generated", "of all", "trained"]]
+    for row in rows:
+        if branch := row.branch:
+            cells = [row.arm, f"{branch.mixed:.0%}", _count(branch.reflections)]
+            lengths = (branch.context, branch.reflection, branch.replay)
+            cells += [f"{length:,.0f}" if length else "-" for length in lengths]
+            made = branch.generated_tokens
+            cells += [f"{branch.kept:.0%}", *([_count(made), f"{made / row.generated_tokens:.0%}"] if made else "--")]
+            lines.append([*cells, _count(branch.trained_tokens)])
+    return f"Reflections, part of the work above: mean tokens of each, and tokens together\n{_table(lines)}"
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:

@@ -52,12 +52,17 @@ def layer_activation_bytes(shape: ModelConfig, bfloat16: bool) -> int:
 
     The residual stream and the normalised stream at both norms (4h), the inputs of the two fused projections (2h), q, k
     and v, the rotated q and k, and the attention's output (3q + 3k), gate, up, silu(gate) and the product (4f), and one
-    number for each head and norm. With bf16 autocast the streams stay fp32, the rest is bf16.
+    number for each head and norm. With bf16 autocast the streams stay fp32, the rest is bf16. Where every head of q and
+    k is normalised (Qwen3), also the normalised ones in fp32 and one number for each head of both; from bf16 the norm
+    makes an fp32 copy of what it is given, and keeps it too.
     """
     h, f = shape.hidden_size, shape.intermediate_size
     q, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     low = BF16 if bfloat16 else FP32
-    return FP32 * 4 * h + low * (2 * h + 3 * q + 3 * k + 4 * f) + FP32 * (shape.heads + 2)
+    kept = FP32 * 4 * h + low * (2 * h + 3 * q + 3 * k + 4 * f) + FP32 * (shape.heads + 2)
+    if shape.qk_norm:
+        kept += FP32 * ((2 if bfloat16 else 1) * (q + k) + shape.heads + shape.kv_heads)
+    return kept
 
 
 def activation_bytes(shape: ModelConfig, tokens: int, bfloat16: bool, recompute: bool) -> int:

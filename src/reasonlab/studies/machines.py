@@ -17,10 +17,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from reasonlab.config import Config, DpoConfig, Section, SftConfig
 from reasonlab.errors import UserError
-from reasonlab.figures.published import kimi_k15
+from reasonlab.figures.published import kimi_k15, mel
 from reasonlab.methods import build_method
 from reasonlab.model.config import ModelConfig
-from reasonlab.model.ladder import SIZES, resolve_model, tiny_config
+from reasonlab.model.ladder import MODELS, resolve_model, tiny_config
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.studies.footprint import (
     BF16,
@@ -102,14 +102,47 @@ class Lengths(Section):
     """Standard deviation of response lengths over their mean."""
     mean: dict[str, Length]
     """Response tokens by arm: a number, a published curve, or several whose mean is taken."""
+    reason: str = (
+        "Figures are those of the Kimi k1.5 report, with mean lengths on its tests; lengths in training and of these "
+        "models are not known"
+    )
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Reflecting(Section):
+    """What Meta-Experience Learning has to reflect on, and how much it writes."""
+
+    mixed: Share
+    """Share of the problems of an iteration with right and wrong rollouts."""
+    mixed_reason: str
+    reflection: float = Field(gt=0)
+    """Tokens of a reflection."""
+    instruction: int = Field(ge=0)
+    """Tokens of its prompt beside the question and the attempts."""
+    kept: Annotated[float, Field(ge=0, le=1, strict=True)] | str
+    """Share of reflections whose replay is right: a number, or a published curve."""
+    reason: str
+    """Where the last three are from."""
+
+    def kept_at(self, iterations: Numbers) -> Numbers:
+        if isinstance(self.kept, str):
+            return published_retention(self.kept, iterations)
+        return np.full(len(iterations), self.kept)
 
 
 class About(Section):
     data: tuple[str, ...] = ()
+    preparation: str = "curated"
+    """What is done to the data before training."""
     suites: tuple[str, ...] = ()
     models: dict[str, Shape]
+    models_reason: str = "The sizes of the report's models are undisclosed; these are our choice"
     hardware: Hardware
     lengths: Lengths
+    mel: Reflecting | None = None
+    """Needed if an arm has reflections."""
 
     @model_validator(mode="after")
     def _engines_fill_the_machine(self) -> About:
@@ -154,6 +187,20 @@ def published_lengths(name: str, iterations: Numbers) -> Numbers:
     return np.full(len(iterations), np.mean([panel[model][0] for panel in panels]))
 
 
+def published_retention(name: str, iterations: Numbers) -> Numbers:
+    """Share of reflections that the MEL paper keeps after so many steps: `figure 9, SIZE`; the last point is held."""
+    curves = mel()["retention"]["curves"]
+    size = name.removeprefix("figure 9, ")
+    if size == name or size not in curves:
+        known = ", ".join(curves)
+        raise UserError(
+            f"about.mel.kept: {name!r} is no published share",
+            f"Give a number, or 'figure 9, SIZE' with SIZE one of {known}",
+        )
+    steps, shares = zip(*curves[size], strict=True)
+    return np.asarray(np.interp(iterations, steps, shares))
+
+
 # --- where it would run ----------------------------------------------------------------------------------------------
 
 
@@ -169,8 +216,14 @@ class Setting(Protocol):
 
     def shape(self, config: Config) -> ModelConfig: ...
     def lengths(self, piece: str, iterations: Numbers) -> Numbers: ...
+    def reflecting(self, config: Config) -> Reflecting: ...
     def memory(self, config: Config) -> Memory: ...
-    def decoding_seconds(self, config: Config, rollouts: float, means: Numbers) -> float: ...
+    def decoding_seconds(
+        self, config: Config, rollouts: float, means: Numbers, given: Numbers | float | None = None
+    ) -> float:
+        """Of so many responses in each pass, with these mean lengths, after `given` tokens (default: a problem)."""
+        ...
+
     def training_seconds(self, config: Config, tokens: float, flops: float) -> float: ...
     def describe(self) -> str: ...
     def assumptions(self) -> list[str]: ...
@@ -192,7 +245,7 @@ class ThisMachine:
     SAMPLED: ClassVar = {"cpu": (8e3, 1.013e6, -0.75), "cuda": (48e3, 9.546e6, 0.0)}
     TRAINED: ClassVar = {"cpu": (10e3, 1.013e6, -0.75), "cuda": (397e3, 9.546e6, -0.4)}
     MEAN = 50.0
-    OTHER_MEANS: ClassVar = {  # one run of long2short at cpu scale
+    OTHER_MEANS: ClassVar = {  # one run of long2short at cpu scale, and:
         "warm-up data": 64.0,
         "warm-up": 86.0,
         "samples": 59.0,
@@ -201,6 +254,26 @@ class ThisMachine:
         "merge+rs": 21.0,
         "rl": 42.0,
         "test answers": 45.0,
+        **dict.fromkeys(("grpo", "mel", "grpo-matched", "mel-wrong-only", "rft-mix"), 40.0),  # mel-vs-grpo, gpu scale
+    }
+
+    REFLECTING: ClassVar = {
+        "cpu": Reflecting(
+            mixed=0.37,
+            mixed_reason="measured in 26 iterations of the arm mel at cpu scale, one seed: 0.2 to 0.6",
+            reflection=28,
+            instruction=4,
+            kept=0.44,
+            reason="the same iterations, where replays had 34 tokens, wrong attempts 34 and right ones 45",
+        ),
+        "cuda": Reflecting(
+            mixed=0.46,
+            mixed_reason="mean over 120 iterations of the arm mel at gpu scale, three seeds: 0.3 to 0.6",
+            reflection=24,
+            instruction=4,
+            kept=0.64,
+            reason="the same iterations, where replays had 42 tokens",
+        ),
     }
 
     def __init__(self) -> None:
@@ -209,7 +282,8 @@ class ThisMachine:
 
     def shape(self, config: Config) -> ModelConfig:
         name = config.model.path
-        if name in SIZES:
+        if name in MODELS:  # also one that was not trained yet; misled ones have the shape of their rung
+            name = name.removesuffix("-misled")
             tokenizer = TinyTokenizer.load()
             return tiny_config(name, tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id)
         return ModelConfig.from_hf(json.loads((resolve_model(name) / "config.json").read_text()))
@@ -217,16 +291,28 @@ class ThisMachine:
     def lengths(self, piece: str, iterations: Numbers) -> Numbers:
         return np.full(len(iterations), self.OTHER_MEANS.get(piece, self.MEAN))
 
+    def reflecting(self, config: Config) -> Reflecting:
+        return self.REFLECTING[config.device]
+
     def memory(self, config: Config) -> Memory:
         shape, cuda = self.shape(config), config.device == "cuda"
         low = cuda and config.learner.bfloat16
         parameters, workers = shape.parameter_count(), 1 if cuda else config.threads
-        columns = 64 * math.ceil((self.prompt_limit + config.rollout.max_tokens) / 64)
         rollouts = config.rollout.prompts * config.rollout.samples if generates(config) else 0
         answers = config.evaluate.problems * config.evaluate.samples if config.evaluate.every else 0
-        share = math.ceil(max(rollouts, answers) / workers)
-        rows = min(config.rollout.rows, 2 ** math.ceil(math.log2(share))) if share else 0
-        activations = activation_bytes(shape, _micro_batch(config, self.prompt_limit), low, recompute=False)
+        longest = longest_reflection(config, self.prompt_limit, self.reflecting(config))
+        reflections = config.rollout.prompts * config.mel.pairs if longest else 0  # all problems may be mixed
+
+        def slots(responses: int, columns: int) -> int:
+            """Rows times columns of the buffers: a power of two times a multiple of 64."""
+            share = math.ceil(responses / workers)
+            rows = min(config.rollout.rows, 2 ** math.ceil(math.log2(share))) if share else 0
+            return rows * 64 * math.ceil(columns / 64)
+
+        room = max(
+            slots(max(rollouts, answers), self.prompt_limit + config.rollout.max_tokens), slots(reflections, longest)
+        )
+        activations = activation_bytes(shape, _micro_batch(config, self.prompt_limit, longest), low, recompute=False)
         return Memory(
             weights=FP32 * parameters,
             gradients=2 * FP32 * parameters,  # the sum, and those of the newest micro-batch
@@ -235,11 +321,13 @@ class ThisMachine:
             working=BF16 * parameters if low else 0,  # autocast's copies
             reference=FP32 * parameters if build_method(config).needs_reference else 0,
             engine=BF16 * parameters if low else 0,  # else the learner's own weights
-            cache=workers * rows * columns * cache_bytes(shape, BF16 if low else FP32),
+            cache=workers * room * cache_bytes(shape, BF16 if low else FP32),
             shared=True,
         )
 
-    def decoding_seconds(self, config: Config, rollouts: float, means: Numbers) -> float:
+    def decoding_seconds(
+        self, config: Config, rollouts: float, means: Numbers, given: Numbers | float | None = None
+    ) -> float:
         return float(rollouts * means.sum() / self._rate(config, self.SAMPLED))
 
     def training_seconds(self, config: Config, tokens: float, flops: float) -> float:
@@ -298,24 +386,39 @@ class Cluster:
         names = (mean,) if isinstance(mean, str) else mean
         return np.asarray(np.mean([published_lengths(name, iterations) for name in names], axis=0))
 
+    def reflecting(self, config: Config) -> Reflecting:
+        if self.about.mel is None:
+            raise UserError(
+                "[about.mel] is missing, and an arm has reflections",
+                f"Add it, with {', '.join(Reflecting.model_fields)}",
+            )
+        return self.about.mel
+
     def memory(self, config: Config) -> Memory:
         shape, limit = self.shape(config), self.about.lengths.prompt_limit
         parameters, engine = shape.parameter_count(), self._shape(config).tensor_parallel
-        columns, samples = limit + config.rollout.max_tokens, generates(config) or config.evaluate.every > 0
-        rows = config.rollout.rows if samples else 0
+        samples = generates(config) or config.evaluate.every > 0
+        slots = config.rollout.rows * (limit + config.rollout.max_tokens) if samples else 0
+        longest = 0
+        if reflects(config):
+            longest = longest_reflection(config, limit, self.reflecting(config))
+            reflections = config.rollout.prompts * config.mel.pairs  # all problems may be mixed
+            slots = max(slots, min(config.rollout.rows, math.ceil(reflections * engine / self.gpus)) * longest)
         return Memory(
             weights=FP32 * parameters / self.gpus,
             gradients=FP32 * parameters / self.gpus,
             moments=2 * FP32 * parameters / self.gpus,
-            activations=activation_bytes(shape, _micro_batch(config, limit), True, self.hardware.recompute),
+            activations=activation_bytes(shape, _micro_batch(config, limit, longest), True, self.hardware.recompute),
             working=gathered_bytes(shape),
             reference=BF16 * parameters / self.gpus if build_method(config).needs_reference else 0,
             engine=BF16 * parameters / engine if samples else 0,
-            cache=rows * columns * cache_bytes(shape, BF16) / min(engine, shape.kv_heads),
+            cache=slots * cache_bytes(shape, BF16) / min(engine, shape.kv_heads),
             shared=False,
         )
 
-    def decoding_seconds(self, config: Config, rollouts: float, means: Numbers) -> float:
+    def decoding_seconds(
+        self, config: Config, rollouts: float, means: Numbers, given: Numbers | float | None = None
+    ) -> float:
         """The tokens over the rate of all engines; no pass ends before its longest response."""
         if not rollouts:
             return 0.0
@@ -323,7 +426,7 @@ class Cluster:
         engines = self.gpus / size
         rows = min(float(config.rollout.rows), max(1.0, rollouts / engines))
         # A response of n tokens is met n times, at a context of n/2 on average: E[n²] / 2E[n].
-        context = self.prompt + means * (1 + self.spread**2) / 2
+        context = (self.prompt if given is None else given) + means * (1 + self.spread**2) / 2
         bandwidth = size * hardware.bandwidth_tb * 1e12 * hardware.decoding_utilisation
         compute = size * hardware.peak_tflops * 1e12 * hardware.training_utilisation
         rate, step = decoding_rate(self.shape(config), rows, context, bandwidth, compute)
@@ -348,10 +451,10 @@ class Cluster:
         )
         means = "; ".join(f"{piece}: {_named(mean)}" for piece, mean in lengths.mean.items())
         return [
-            f"Models: {models}. The sizes of the report's models are undisclosed; these are our choice.",
-            f"Data: {', '.join(self.about.data)}, curated; evaluated on {', '.join(self.about.suites)}.",
-            f"Response tokens: {means}. Figures are those of the Kimi k1.5 report, with mean lengths on its tests; "
-            "lengths in training and of these models are not known.",
+            f"Models: {models}. {self.about.models_reason}.",
+            f"Data: {', '.join(self.about.data)}, {self.about.preparation}; evaluated on "
+            f"{', '.join(self.about.suites)}.",
+            f"Response tokens: {means}. {lengths.reason}.",
             f"Lengths deviate by {lengths.spread:g} × mean, the longest of N is mean × (1 + {lengths.spread:g}·ln N). "
             f"Prompts: {lengths.prompt:g} tokens on average, at most {lengths.prompt_limit:,}.",
             f"Training: {hardware.training_utilisation:g} of {hardware.peak_tflops:g} TFLOP/s bf16 a GPU, recomputed "
@@ -379,7 +482,20 @@ def generates(config: Config) -> bool:
     return not isinstance(config.method, SftConfig | DpoConfig)
 
 
-def _micro_batch(config: Config, prompt_limit: int) -> int:
-    """Tokens of the largest micro-batch: the budget, or one response (DPO: a pair) of full length."""
+def reflects(config: Config) -> bool:
+    """Whether reflections are written: imitating right rollouts instead writes none."""
+    return config.mel.weight > 0 and config.mel.target == "reflection"
+
+
+def longest_reflection(config: Config, prompt_limit: int, about: Reflecting) -> int:
+    """Tokens of the longest example of MEL: question, instruction, attempts and reflection; 0 without reflections."""
+    if not reflects(config):
+        return 0
+    attempts = (2 if config.mel.contrast else 1) * config.rollout.max_tokens
+    return prompt_limit + about.instruction + attempts + config.mel.max_tokens
+
+
+def _micro_batch(config: Config, prompt_limit: int, longest: int) -> int:
+    """Tokens of the largest micro-batch: the budget, or one response (DPO: a pair; MEL: an example) of full length."""
     together = 2 if isinstance(config.method, DpoConfig) else 1
-    return max(config.learner.token_budget, together * (prompt_limit + config.rollout.max_tokens))
+    return max(config.learner.token_budget, together * (prompt_limit + config.rollout.max_tokens), longest)

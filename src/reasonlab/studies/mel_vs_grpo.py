@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reasonlab.config import Config, MelConfig
+from reasonlab.config import Config, MelConfig, load_recipe
 from reasonlab.errors import UserError
 from reasonlab.evaluate.evaluator import Answer
 from reasonlab.evaluate.statistics import Interval, mean_interval, seeds_for_half_width
@@ -52,7 +52,7 @@ ABLATIONS = ("mel-no-filter", "mel-wrong-only", "mel-heuristic", "mel-mean-lengt
 arms = (GRPO, MEL, MATCHED, *ABLATIONS)
 needed = (GRPO, MEL)
 ANSWERS = 8  # of Avg@8 and Pass@8
-WORTH_DECIDING = 0.03  # about what the paper gains
+HALF_WIDTH = 0.03  # about what the paper gains
 
 
 # --- the work --------------------------------------------------------------------------------------------------------
@@ -90,6 +90,8 @@ def _check(plan: Plan) -> None:
             raise UserError(f"the arm {arm} {what}", f"Set mel.weight {'to 0' if with_mel else 'above 0'} for it")
         if config.model_copy(update={"mel": host.mel}) != host:
             raise UserError(f"the arm {arm} differs from {GRPO} in more than [mel]", "Give both the same host method")
+        if arm in ABLATIONS and not changed(config.mel, plan.recipe.arms[MEL].mel):
+            raise UserError(f"the arm {arm} is the same as {MEL}", f"Change something in [arms.{arm}.mel]")
     if plan.recipe.settings.samples != ANSWERS:
         raise UserError(f"{plan.recipe.settings.samples} answers do not make avg@8", f"Set study.samples to {ANSWERS}")
 
@@ -137,7 +139,8 @@ def found(plan: Plan) -> Outcome:
         "sampled_questions": settings.questions,
         "token_ratio": round(tokens[MATCHED] / tokens[MEL], 4) if MATCHED in tokens else None,
         "extra_tokens": round(tokens[MEL] / tokens[GRPO] - 1, 4),
-        "seeds_for_3_points": seeds_needed(curves),
+        "matched_prompts": [load_recipe(run / "config.toml").rollout.prompts for run in runs.get(MATCHED, [])] or None,
+        "seeds_for_half_width_of_3_points": seeds_needed(curves),
         "ablations": {arm: changed(plan.recipe.arms[arm].mel, config.mel) for arm in runs if arm in ABLATIONS} or None,
     }
     return Outcome(
@@ -153,10 +156,10 @@ def changed(mel: MelConfig, usual: MelConfig) -> dict[str, object]:
 
 
 def any_right(answers: Sequence[Answer]) -> list[Answer]:
-    """One answer for each question: a right one if there is any. Their accuracy is Pass@k."""
+    """One answer for each question with graded ones: a right one if there is any. Their accuracy is Pass@k."""
     chosen: dict[str, Answer] = {}
     for one in answers:
-        if one.problem not in chosen or (one.verdict == "correct" != chosen[one.problem].verdict):
+        if one.verdict == "correct" or (one.verdict == "wrong" and one.problem not in chosen):
             chosen[one.problem] = replace(one, sample=0)
     return list(chosen.values())
 
@@ -207,11 +210,11 @@ def score_rows(
     start = curves[GRPO][min(curves[GRPO])][TOTAL]
     greedy[BASE] = replace(start, accuracy=start.accuracy[:1])
     rows = []
-    for metric, scores in ((PASS_1, greedy), (AVG_8, averages), (PASS_8, best)):
+    for metric, scores, samples in ((PASS_1, greedy, 1), (AVG_8, averages, ANSWERS), (PASS_8, best, ANSWERS)):
         for arm, one in scores.items():
             value = one.accuracy_interval()
             rows.append(
-                ScoreRow(arm, metric, value.estimate, value.low, value.high, len(one.problems), one.samples, one.seeds)
+                ScoreRow(arm, metric, value.estimate, value.low, value.high, len(one.problems), samples, one.seeds)
             )
     return rows
 
@@ -323,7 +326,7 @@ def retention_ends(run: Path) -> tuple[float, float]:
 
 
 def seeds_needed(curves: Mapping[str, Curve]) -> int | None:
-    """How many seeds would tell a difference of three points between MEL and GRPO from none; None if unknown."""
+    """With how many seeds the interval of MEL − GRPO would be ± 3 points or narrower; None if unknown."""
     grpo, mel = curves[GRPO], curves[MEL]
     apart = mel[max(mel)][TOTAL].accuracy - grpo[max(grpo)][TOTAL].accuracy
-    return seeds_for_half_width(apart, WORTH_DECIDING) if min(apart.shape) > 1 else None
+    return seeds_for_half_width(apart, HALF_WIDTH) if min(apart.shape) > 1 else None

@@ -93,7 +93,10 @@ def prune(run: Path, keep: int) -> None:
     """Remove all but the newest checkpoints, and what killed processes left half-written."""
     folder = run / "checkpoints"
     for old in [*sorted(folder.glob("step-*"))[:-keep], *folder.glob(".*.tmp"), *folder.glob(".*.old")]:
-        shutil.rmtree(old, ignore_errors=True)
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.unlink(missing_ok=True)
 
 
 def _as_os_error(error: Exception) -> Exception:
