@@ -243,7 +243,7 @@ EXAMPLES: list[dict[str, Any]] = [
     {"type": "dpo", "data": "pairs.jsonl", "beta": 0.3},
     {"type": "sft", "styles": {"answer": 0.5, "checked": 2.0}},
     *({"type": "grpo", "variant": variant} for variant in VARIANTS),
-    {"type": "grpo", "variant": "dapo", "clip_low": 0.0, "cispo_cap": float("inf"), "kl_in_reward": True},
+    {"type": "grpo", "variant": "dapo", "clip_low": 0.0, "clip_high": float("inf"), "kl_in_reward": True},
 ]
 
 

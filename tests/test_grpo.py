@@ -143,7 +143,7 @@ CLOSED_FORMS: dict[str, tuple[Grpo, Surrogate, Average]] = {
     "dapo": (grpo("dapo"), ppo(0.2, 0.28), per_token),
     "gspo": (grpo("gspo"), gspo(3e-4, 4e-4), per_sequence),
     "gspo, wide": (grpo("gspo", clip_low=0.1, clip_high=0.1), gspo(0.1, 0.1), per_sequence),
-    "cispo": (grpo("cispo", cispo_cap=1.1), cispo(1.1), per_token),
+    "cispo": (grpo("cispo", clip_high=0.1), cispo(1.1), per_token),
     "rloo": (grpo("rloo"), lambda A, r, logp: (A * logp, np.full(len(r), A)), lambda length, n, tokens: 1 / n),
     "reinforce_pp": (grpo("reinforce_pp"), ppo(), per_sequence),
     "reinforce_pp_baseline": (grpo("reinforce_pp_baseline"), ppo(), per_sequence),

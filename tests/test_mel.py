@@ -321,7 +321,7 @@ def test_mel_changes_the_update_and_weight_zero_does_not(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("method", [GRPO, {"type": "rest", "keep": "correct"}, {"type": "mirror_descent"}])
 @pytest.mark.parametrize(
-    "ablation", [{"contrast": False}, {"part": "heuristic"}, {"target": "correct"}, {"pairs": 3, "normalise": "kept"}]
+    "ablation", [{"contrast": False}, {"learn": "heuristic"}, {"learn": "correct"}, {"pairs": 3, "normalise": "kept"}]
 )
 def test_every_ablation_runs_over_every_host(tmp_path: Path, method: Any, ablation: dict[str, Any]) -> None:
     settings = {"weight": 1.0, "max_tokens": 16, "replay_filter": False, **ablation}
@@ -330,7 +330,7 @@ def test_every_ablation_runs_over_every_host(tmp_path: Path, method: Any, ablati
     assert np.isfinite(observer.iterations[0]["train/loss"])
     rows = RunReader(tmp_path / "run").experiences(1)
     assert rows
-    if ablation.get("target") == "correct":
+    if ablation.get("learn") == "correct":
         assert all(row["reflection"] == row["right"] for row in rows)
 
 

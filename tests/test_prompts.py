@@ -16,7 +16,7 @@ from reasonlab.grading.grade import Grade
 from reasonlab.methods.group import Group
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.types import Rollout
-from reasonlab.train.prompts import Prompts
+from reasonlab.train.prompts import PRIORITY_FLOOR, Prompts
 
 POOL = {"families": ["sum", "word"], "levels": [1, 2, 3, 4], "pool": 40}
 
@@ -79,11 +79,11 @@ def test_refills_never_repeat_a_problem() -> None:
 
 def test_prioritised_draws_are_in_proportion_to_the_weights() -> None:
     """One problem of each draw of one: frequencies are w_i / Σ w, with the floor for solved problems."""
-    source = prompts(sampling="prioritised", pool=4, priority_floor=0.1)
+    source = prompts(sampling="prioritised", pool=4)
     rates = [0.0, 0.5, 0.8, 1.0]
     for problem, rate in zip(source.pool, rates, strict=True):
         source.success[problem.id] = rate
-    weights = np.array([1.0, 0.5, 0.2, 0.1])
+    weights = np.array([1.0, 0.5, 0.2, PRIORITY_FLOOR])
     draws = 6000
     seen = Counter(source.draw(iteration, 1)[0].id for iteration in range(1, draws + 1))
     counts = np.array([seen[problem.id] for problem in source.pool])

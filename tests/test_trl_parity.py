@@ -43,7 +43,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"variant": "gspo", "clip_low": 0.1, "clip_high": 0.15},
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.1, "epsilon_high": 0.15},
     ),
-    "cispo": ({"variant": "cispo", "cispo_cap": 1.4}, {"loss_type": "cispo", "epsilon_high": 1.4}),
+    "cispo": ({"variant": "cispo", "clip_high": 0.4}, {"loss_type": "cispo", "epsilon_high": 1.4}),
 }
 
 

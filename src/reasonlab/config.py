@@ -39,8 +39,6 @@ class ProblemsConfig(Section):
     """A set written by `reasonlab data curate`; it takes the place of families, levels and pool."""
     sampling: Literal["uniform", "prioritised"] = "uniform"
     """Prioritised: in proportion to 1 − the problem's running success rate."""
-    priority_floor: float = Field(default=0.05, gt=0, le=1)
-    """Least weight of a problem in prioritised sampling: what is solved stays reachable."""
     curriculum_from: int = Field(default=0, ge=0)
     """From this iteration on only hard problems (0: all problems, always)."""
     hard_level: int = 4
@@ -83,6 +81,18 @@ class RewardConfig(Section):
     """DAPO's soft overlong punishment over so many tokens before max_tokens (0: off)."""
     repetition_penalty: float = Field(default=0.0, ge=0)
     """Taken from the reward of a rollout that was cut because it repeated itself."""
+    judge: str = ""
+    """The directory of a judge whose score becomes part of the reward (`judges/`)."""
+    judge_weight: float = Field(default=0.0, ge=0, le=1)
+    """β of (1 − β)·outcome + β·judge; the released code of ReasonFlux-PRM has 0.75."""
+    judge_form: Literal["steps", "single"] = "steps"
+    """What the judge says: the mean of its steps plus its score of the whole, or one number at the end."""
+
+    @model_validator(mode="after")
+    def _weight_needs_judge(self) -> RewardConfig:
+        if self.judge_weight > 0 and not self.judge:
+            raise ValueError("judge_weight needs a judge: name its directory in reward.judge")
+        return self
 
 
 class SftConfig(Section):
@@ -118,7 +128,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"advantage": "group_mean", "average": "constant"},
     "dapo": {"average": "token", "clip_high": 0.28},
     "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
-    "cispo": {"surrogate": "cispo", "average": "token"},
+    "cispo": {"surrogate": "cispo", "average": "token", "clip_high": 4.0},
     "rloo": {"advantage": "leave_one_out", "surrogate": "reinforce", "average": "sum"},
     "reinforce_pp": {"advantage": "batch_std"},
     "reinforce_pp_baseline": {"advantage": "group_mean_batch_std"},
@@ -136,7 +146,6 @@ class GrpoConfig(Section):
     average: Literal["sequence", "token", "constant", "sum"] = "sequence"
     clip_low: float = Field(default=0.2, ge=0)
     clip_high: float = Field(default=0.2, ge=0)
-    cispo_cap: float = Field(default=5.0, gt=0)
     kl: float = Field(default=0.0, ge=0)
     kl_in_reward: bool = False
     mask_truncated: bool = False
@@ -172,10 +181,8 @@ class MelConfig(Section):
     """Ablation: keep reflections whatever their replay says."""
     contrast: bool = True
     """Ablation: reflect on the wrong answer alone."""
-    part: Literal["all", "heuristic"] = "all"
-    """Ablation: only the rule of a reflection is used as hint and learned."""
-    target: Literal["reflection", "correct"] = "reflection"
-    """Ablation: imitate the correct rollout instead (RFT mixed with the method)."""
+    learn: Literal["reflection", "heuristic", "correct"] = "reflection"
+    """Ablations: only the rule of a reflection is hint and lesson, or the right rollout is imitated (RFT mixed in)."""
 
 
 class LearnerConfig(Section):
@@ -260,7 +267,7 @@ def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
     """Lay `--learner.lr 1e-4`, `--learner.lr=1e-4` or `--rollout.samples 16` over a configuration."""
     raw = config.model_dump(mode="json")
     # A type or variant brings its own defaults, so it goes first: what else is named wins over it in any order.
-    for name, text in sorted(_pairs(overrides), key=lambda pair: _FIRST.get(pair[0], len(_FIRST))):
+    for name, text in sorted(override_pairs(overrides), key=lambda pair: _FIRST.get(pair[0], len(_FIRST))):
         target, *path, last = [raw, *name.split(".")]
         for part in path:
             if not isinstance(target.get(part), dict):
@@ -273,11 +280,12 @@ def apply_overrides(config: Config, overrides: Sequence[str]) -> Config:
                 target.pop(choice, None)
         elif last not in target and not name.startswith("method."):  # which keys a method has, its own class checks
             raise UserError(f"unknown key {name!r}", _suggest(name))
-        target[last] = _value(text)
+        target[last] = override_value(text)
     return validate(raw, "command line")
 
 
-def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+def override_pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The names and texts of `--name text` and `--name=text`."""
     rest = iter(overrides)
     for word in rest:
         if not word.startswith("--"):
@@ -291,7 +299,7 @@ def _pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def _value(text: str) -> Any:
+def override_value(text: str) -> Any:
     """A TOML value, or the bare text: `1e-4`, `true`, `[2, 3]`, `dapo`."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

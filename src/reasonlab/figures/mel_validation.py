@@ -303,8 +303,9 @@ def _measured(scores: Sequence[ScoreRow], record: Record) -> Block:
     most = max(shown, key=lambda row: (row.seeds, row.questions))
     temperature = float(record.protocol.get("temperature", 0.6))
     sampled = max(row.samples for row in shown)
-    parts = [counted(most.questions, "question"), f"{counted(sampled, 'sample')} at T = {temperature:g}"]
-    parts.append(counted(most.seeds, "seed"))
+    numbers = sorted({row.questions for row in shown}, reverse=True)  # fewer may be asked for samples than greedily
+    parts = [" and ".join([*(f"{number:,}" for number in numbers[:-1]), counted(numbers[-1], "question")])]
+    parts += [f"{counted(sampled, 'sample')} at T = {temperature:g}", counted(most.seeds, "seed")]
     if any(math.isfinite(row.low) for row in shown):
         parts.append("95 % intervals")
     head = "Measured here" + (f": {record.protocol['model']}" if "model" in record.protocol else "")

@@ -10,7 +10,7 @@ r_{i,t} = π_θ / π_old, advantage A_i for all tokens of a response. Minimised 
     dr_grpo          R − μ                   token      clip                          (1/G) Σ_i (1/max_tokens) Σ_t
     dapo             (R − μ) / σ             token      clip, ε_high > ε_low          (1/ΣL) Σ_i Σ_t
     gspo             (R − μ) / σ             sequence   clip of s_i = Π_t r^(1/L_i)   (1/G) Σ_i
-    cispo            (R − μ) / σ             token      sg[min(r, cap)] A log π       (1/ΣL) Σ_i Σ_t
+    cispo            (R − μ) / σ             token      sg[min(r, 1+ε_h)] A log π     (1/ΣL) Σ_i Σ_t
     rloo             R − mean of the others  –          A log π                       (1/G) Σ_i Σ_t
     reinforce_pp     R, then batch z-score   token      clip                          (1/G) Σ_i (1/L_i) Σ_t
     reinforce_pp_baseline   R − μ, then batch z-score, as above
@@ -88,7 +88,7 @@ class Grpo:
         if config.surrogate == "clip":
             objective = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
         elif config.surrogate == "cispo":
-            objective = ratio.detach().clamp(max=config.cispo_cap) * advantage * logprobs
+            objective = ratio.detach().clamp(max=1 + config.clip_high) * advantage * logprobs
         else:
             objective = advantage * logprobs
         if config.kl > 0 and not config.kl_in_reward:

@@ -17,7 +17,7 @@ is w = 1. At test time nothing is added to the prompt.
 
 Where the paper is silent we choose: N = 1 pair for each problem, drawn uniformly; one reflection a pair and one replay
 a reflection, at the rollouts' temperature. Bifurcation point, critique and heuristic are one generation, as in the
-paper's prompt. Ablations are settings: `replay_filter`, `contrast`, `part`, `target`, `length`.
+paper's prompt. Ablations are settings: `replay_filter`, `contrast`, `learn`, `length`.
 
 What the second term teaches. M is drawn from the very policy that then imitates it, so in expectation
 

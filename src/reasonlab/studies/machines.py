@@ -484,7 +484,7 @@ def generates(config: Config) -> bool:
 
 def reflects(config: Config) -> bool:
     """Whether reflections are written: imitating right rollouts instead writes none."""
-    return config.mel.weight > 0 and config.mel.target == "reflection"
+    return config.mel.weight > 0 and config.mel.learn != "correct"
 
 
 def longest_reflection(config: Config, prompt_limit: int, about: Reflecting) -> int:

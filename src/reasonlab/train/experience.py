@@ -50,7 +50,7 @@ class Reflections:
             rng = Random(key(self.config.seed, "pairs", number, group.problem.id))
             for place, (right, wrong) in enumerate(contrastive_pairs(group, self.mel.pairs, rng)):
                 chosen.append(_Chosen(group.problem, place, right, wrong))
-        if self.mel.target == "correct":  # nothing to generate: the right rollout is what is imitated
+        if self.mel.learn == "correct":  # nothing to generate: the right rollout is what is imitated
             return [Experience(c.problem, c.wrong, c.right, c.right, "", given([], []), RIGHT) for c in chosen]
         contexts = [
             self.prompts.retrospective(
@@ -60,7 +60,7 @@ class Reflections:
         ]
         short = replace(self.sampling, max_tokens=self.mel.max_tokens)
         reflections = self._generate(number, "reflection", chosen, contexts, short)
-        if self.mel.part == "heuristic":
+        if self.mel.learn == "heuristic":
             reflections = [self._heuristic(reflection) for reflection in reflections]
         hints = [self._text(reflection) for reflection in reflections]
         prompts = [self.prompts.hinted(c.problem.question, hint) for c, hint in zip(chosen, hints, strict=True)]

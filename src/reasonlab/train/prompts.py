@@ -24,6 +24,8 @@ from reasonlab.problems.curation import load_problems
 from reasonlab.problems.problem import Problem
 from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
 
+PRIORITY_FLOOR = 0.05  # least weight of a problem in prioritised sampling: what is solved stays reachable
+
 
 class Prompts:
     """The pool of training problems and what is known of each."""
@@ -63,7 +65,7 @@ class Prompts:
         return [pool[i] for i in sorted(range(len(pool)), key=waiting.__getitem__)[:size]]
 
     def weight(self, problem: Problem) -> float:
-        return max(1 - self.rate(problem, unseen=0.0), self.config.priority_floor)
+        return max(1 - self.rate(problem, unseen=0.0), PRIORITY_FLOOR)
 
     def rate(self, problem: Problem, unseen: float) -> float:
         """What is known of a problem: its running success, else its pass rate in the curated set, else `unseen`."""
