@@ -364,6 +364,27 @@ def test_chat_templates_run_in_a_sandbox(tmp_path: Path) -> None:
             ChatTokenizer.load(tmp_path).chat_text("x")
 
 
+def test_truncation_and_padding_left_in_the_tokenizer_are_switched_off(tmp_path: Path) -> None:
+    """tokenizer.json remembers how its last training used it; a prompt must still be read whole, and nothing more."""
+    checkpoint(tmp_path)
+    text = "one two four five"
+    whole = ChatTokenizer.load(tmp_path).encode(text)
+    stored = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    stored.enable_truncation(3)
+    stored.enable_padding(length=64)
+    stored.save(str(tmp_path / "tokenizer.json"))
+    assert ChatTokenizer.load(tmp_path).encode(text) == whole
+    assert len(whole) == len(text)
+
+
+def test_a_whole_conversation_is_rendered_by_the_template(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    tokenizer = ChatTokenizer.load(tmp_path)
+    text = tokenizer.render([("user", "1+1?"), ("assistant", "2")])
+    assert text == "<s><|user|>1+1?<|end|>\n<|assistant|>2<|end|>\n"
+    assert tokenizer.render([("user", "1+1?")], to_be_answered=True) == tokenizer.chat_text("1+1?")
+
+
 # --- GGUF --------------------------------------------------------------------------------------------------------
 
 

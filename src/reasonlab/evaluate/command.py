@@ -14,6 +14,7 @@ import orjson
 
 from reasonlab import __version__
 from reasonlab.errors import UserError
+from reasonlab.evaluate.best_of import Choices, Chooser, open_chooser
 from reasonlab.evaluate.evaluator import Answer, Task, answers_to, graded_answer
 from reasonlab.evaluate.graders import grader_for, grader_version, policy_named
 from reasonlab.evaluate.opened_model import OpenedModel, open_model
@@ -38,6 +39,7 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
         raise UserError(f"--k {arguments.k} asks for no answers", "Give a positive number")
     if _is_file(arguments.out) and arguments.out.name.endswith(".gz"):
         raise UserError("a plain file of answers is not compressed", "Give --out FILE.jsonl, or a directory")
+    chooser = open_chooser(arguments, arguments.k)
     model = open_model(arguments)
     panels = chosen_panels(arguments, model.tiny, _warn)
     settings = _settings(arguments, model, panels)
@@ -45,16 +47,18 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
         answers = _ask(arguments, model, panels, {}, None)
         if arguments.out:
             write_aside(arguments.out, b"".join(orjson.dumps(a.row()) + b"\n" for a in answers))
-        _print(score(answers, settings), settings, arguments)
-        return _exit_code(answers)
+        chosen = _choices(chooser, answers, settings, None, arguments)
+        _print(score(answers, settings), settings, chosen, arguments)
+        return _exit_code(answers, chooser)
     with EvaluationRecord.start(arguments.out, settings) as record:
         known = _same_grader(record, settings)
         answers = _ask(arguments, model, panels, known, record.append)
         record.replace({place_of(answer): answer for answer in answers}, settings)
         scores = score(answers, settings)
-        record.write_scores({"grader": grader_version(), **_data(scores, settings)})
-    _print(scores, settings, arguments)
-    return _exit_code(answers)
+        chosen = _choices(chooser, answers, settings, arguments.out, arguments)
+        record.write_scores({"grader": grader_version(), **_data(scores, settings, chosen)})
+    _print(scores, settings, chosen, arguments)
+    return _exit_code(answers, chooser)
 
 
 def rescore(arguments: argparse.Namespace) -> int:
@@ -65,6 +69,7 @@ def rescore(arguments: argparse.Namespace) -> int:
         settings, answers = record.settings, record.answers()
         if not answers:
             raise UserError(f"{arguments.rescore} holds no answers yet", "Run the evaluation first")
+        chooser = open_chooser(arguments, settings["k"])
         if arguments.extraction:
             for entry in settings["benchmarks"].values():
                 entry["extraction"] = policy_named(arguments.extraction)
@@ -73,10 +78,11 @@ def rescore(arguments: argparse.Namespace) -> int:
         record.replace(again, settings)
         changed = sum(again[place].verdict != answers[place].verdict for place in answers)
         scores = score(list(again.values()), settings)
-        record.write_scores({"grader": grader_version(), **_data(scores, settings)})
+        chosen = _choices(chooser, list(again.values()), settings, arguments.rescore, arguments)
+        record.write_scores({"grader": grader_version(), **_data(scores, settings, chosen)})
     print(f"{changed} of {len(answers)} verdicts changed", file=sys.stderr)
-    _print(scores, settings, arguments)
-    return _exit_code(list(again.values()))
+    _print(scores, settings, chosen, arguments)
+    return _exit_code(list(again.values()), chooser)
 
 
 def regraded(answers: Mapping[Place, Answer], settings: Mapping[str, Any]) -> dict[Place, Answer]:
@@ -162,20 +168,47 @@ def _settings(arguments: argparse.Namespace, model: OpenedModel, panels: Sequenc
     }
 
 
-def _data(scores: Scores, settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {**scores.data(), "sentences": scores.sentences(settings["sampling"])}
+def _choices(
+    chooser: Chooser | None,
+    answers: Sequence[Answer],
+    settings: Mapping[str, Any],
+    directory: Path | None,
+    arguments: argparse.Namespace,
+) -> Choices | None:
+    """What the judge of --judge makes of the answers, unless none came: that is told elsewhere.
+
+    If the judge cannot (an answer is too long for it), the scores still come, and its error at the end.
+    """
+    if chooser is None or all(answer.finish == FAILED for answer in answers):
+        return None
+    try:
+        return chooser.choose(answers, settings, directory, arguments.json)
+    except UserError as error:
+        chooser.failure = error
+        return None
 
 
-def _print(scores: Scores, settings: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+def _data(scores: Scores, settings: Mapping[str, Any], chosen: Choices | None) -> dict[str, Any]:
+    best_of = {} if chosen is None else {"best_of": chosen.data()}
+    return {**scores.data(), **best_of, "sentences": _sentences(scores, settings, chosen)}
+
+
+def _sentences(scores: Scores, settings: Mapping[str, Any], chosen: Choices | None) -> list[str]:
+    return scores.sentences(settings["sampling"]) + ([] if chosen is None else chosen.sentences())
+
+
+def _print(scores: Scores, settings: Mapping[str, Any], chosen: Choices | None, arguments: argparse.Namespace) -> None:
     if arguments.json:
-        print(json.dumps({"settings": settings, **_data(scores, settings)}, indent=1))
+        print(json.dumps({"settings": settings, **_data(scores, settings, chosen)}, indent=1))
         return
-    for sentence in scores.sentences(settings["sampling"]):
+    for sentence in _sentences(scores, settings, chosen):
         print(sentence)
 
 
-def _exit_code(answers: Sequence[Answer]) -> int:
+def _exit_code(answers: Sequence[Answer], chooser: Chooser | None) -> int:
     """Failure where nothing at all came; some failures are part of the sentences, and of the directory."""
+    if chooser is not None and chooser.failure is not None:
+        raise chooser.failure
     failed = [answer for answer in answers if answer.finish == FAILED]
     if failed:
         print(f"warning: {len(failed)} of {len(answers)} answers never came ({failed[0].rule})", file=sys.stderr)

@@ -60,7 +60,7 @@ class EvaluationRecord:
         with explained(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            _lock(descriptor, directory)
+            lock_file(descriptor, directory)
             yield cls(directory, descriptor)
             os.fsync(descriptor)
             sync_path(directory)
@@ -99,7 +99,7 @@ class EvaluationRecord:
         write_aside(self.directory / SETTINGS, _pretty(settings))
         descriptor = os.open(self.directory / ANSWERS, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         try:
-            _lock(descriptor, self.directory)
+            lock_file(descriptor, self.directory)
         except BaseException:
             os.close(descriptor)
             raise
@@ -150,7 +150,7 @@ def _pretty(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
-def _lock(descriptor: int, directory: Path) -> None:
+def lock_file(descriptor: int, path: Path) -> None:
     """One writer at a time, where the system has locks; the system lets go of it when the process ends, however."""
     with suppress(ImportError):
         import fcntl
@@ -158,4 +158,4 @@ def _lock(descriptor: int, directory: Path) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"another process is writing {directory}", "Wait for it to end") from None
+            raise UserError(f"another process is writing {path}", "Wait for it to end") from None

@@ -37,7 +37,7 @@ from reasonlab.methods.merge import (
     ties,
     trim,
 )
-from reasonlab.model.checkpoint import INDEX, TOKENIZER_FILES, WEIGHTS, _open_tensors, load_config
+from reasonlab.model.checkpoint import INDEX, TOKENIZER_FILES, WEIGHTS, load_config, open_tensors
 from reasonlab.model.config import ModelConfig
 from reasonlab.model.gguf import file_sha256
 from reasonlab.model.ladder import resolve_model
@@ -251,7 +251,7 @@ def _weights(words: Sequence[str] | None, method: str, count: int) -> tuple[floa
 
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint: one, or the shards that its index names."""
-    _open_tensors(directory)  # says what is wrong with pickled, missing, broken and half-fetched weights
+    open_tensors(directory)  # says what is wrong with pickled, missing, broken and half-fetched weights
     if not (directory / INDEX).is_file():
         return [directory / WEIGHTS]
     shards = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,16 @@ WEIGHTS = "model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
-def load_model(directory: Path) -> Transformer:
-    """Read a checkpoint directory into an fp32 model on the CPU."""
+def load_model(directory: Path, with_head: bool = True) -> Transformer:
+    """Read a checkpoint directory into an fp32 model on the CPU; `with_head=False` leaves the language head out."""
     config = load_config(directory)
+    if not with_head:
+        config = replace(config, tied=True)
     model = Transformer(config)
-    tensor = _open_tensors(directory)
+    tensor = open_tensors(directory)
     own = dict(model.named_parameters())
     with torch.no_grad():
-        for name, sources in _layout(config):
+        for name, sources in tensor_layout(config):
             for source, part in zip(sources, _parts(config, own[name], len(sources)), strict=True):
                 try:
                     value = tensor(source)
@@ -49,13 +52,19 @@ def load_model(directory: Path) -> Transformer:
     return model
 
 
-def save_model(model: Transformer, directory: Path, tokenizer_from: Path | None = None) -> None:
-    """Write weights and config into an existing directory; copy the tokenizer files that lie in `tokenizer_from`."""
+def save_model(
+    model: Transformer, directory: Path, tokenizer_from: Path | None = None, more: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write weights and config into an existing directory; copy the tokenizer files that lie in `tokenizer_from`.
+
+    `more` are tensors of another head, under their Hugging Face names.
+    """
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
-    for name, targets in _layout(model.config):
+    for name, targets in tensor_layout(model.config):
         parts = _parts(model.config, parameters[name].detach().cpu(), len(targets))
         tensors.update({target: part.contiguous() for target, part in zip(targets, parts, strict=True)})
+    tensors.update({name: tensor.detach().cpu().contiguous() for name, tensor in (more or {}).items()})
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     (directory / "config.json").write_text(json.dumps(model.config.to_hf(dtype), indent=2) + "\n")
@@ -80,7 +89,7 @@ def load_config(directory: Path) -> ModelConfig:
         raise UserError(f"{path} is not a model's config ({error})", "Fetch the checkpoint again") from None
 
 
-def _layout(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
+def tensor_layout(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
     """Our parameter name, and the Hugging Face tensors that are stacked to make it."""
     yield "embedding.weight", ["model.embed_tokens.weight"]
     for i in range(config.layers):
@@ -108,7 +117,7 @@ def _parts(config: ModelConfig, stacked: Tensor, count: int) -> Sequence[Tensor]
     return stacked.chunk(count)
 
 
-def _open_tensors(directory: Path) -> Callable[[str], Tensor]:
+def open_tensors(directory: Path) -> Callable[[str], Tensor]:
     """A function that reads one named tensor from the single file or from the shard that holds it."""
     if (directory / INDEX).is_file():
         try:
@@ -121,7 +130,8 @@ def _open_tensors(directory: Path) -> Callable[[str], Tensor]:
         pickled = sorted(p.name for p in directory.glob("*.bin")) + sorted(p.name for p in directory.glob("*.pt*"))
         found = f"only {', '.join(pickled)}, which is never unpickled" if pickled else "no weights"
         raise UserError(f"{directory} holds {found}", "Convert the checkpoint to model.safetensors")
-    holder = {name: file for file in (_open(directory / shard) for shard in shards) for name in file.keys()}  # noqa: SIM118
+    files = [open_safetensors(directory / shard) for shard in shards]
+    holder = {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
     def read(name: str) -> Tensor:
         tensor: Tensor = holder[name].get_tensor(name)
@@ -130,7 +140,8 @@ def _open_tensors(directory: Path) -> Callable[[str], Tensor]:
     return read
 
 
-def _open(path: Path) -> Any:
+def open_safetensors(path: Path) -> Any:
+    """One file of tensors, opened for reading by name."""
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, FileNotFoundError) as error:

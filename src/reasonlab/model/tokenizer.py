@@ -51,6 +51,9 @@ class ChatTokenizer:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises bare Exceptions
             raise UserError(f"{file} cannot be read ({error})", "Fetch it again") from None
+        # Left in the file by its last use in training. Nobody who asks for the tokens of a text wants fewer, or more.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         settings = _json(directory / "tokenizer_config.json")
         specials = {name: _token_text(settings[name]) for name in _SPECIAL if settings.get(name) is not None}
         return cls(
@@ -65,6 +68,19 @@ class ChatTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_with_ends(self, text: str, add_special_tokens: bool = False) -> tuple[list[int], list[int]]:
+        """Token ids, and for each the character of the text where it ends."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return encoding.ids, [end for _, end in encoding.offsets]
+
+    def id_of(self, token: str) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def token_of(self, token_id: int) -> str | None:
+        found: str | None = self._tokenizer.id_to_token(token_id)
+        return found
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response without its end token; special tokens inside it stay visible."""
         kept = list(ids)
@@ -75,13 +91,18 @@ class ChatTokenizer:
 
     def chat_text(self, question: str) -> str:
         """The question as a user's turn, up to where the answer begins; the bare question without a template."""
-        if self.template is None:
-            return question
+        return question if self.template is None else self.render([("user", question)], to_be_answered=True)
+
+    def render(self, turns: Sequence[tuple[str, str]], to_be_answered: bool = False) -> str:
+        """The template's text of a conversation of (role, text); up to where an answer begins if it is to be answered.
+
+        Only for checkpoints that have a template.
+        """
         try:
-            self._compiled = self._compiled or _environment().from_string(self.template)
+            self._compiled = self._compiled or _environment().from_string(self.template or "")
             return self._compiled.render(
-                messages=[{"role": "user", "content": question}],
-                add_generation_prompt=True,
+                messages=[{"role": role, "content": text} for role, text in turns],
+                add_generation_prompt=to_be_answered,
                 **self.specials,
                 **self.template_arguments,
             )

@@ -37,14 +37,17 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = qk.split((self.heads, self.kv_heads), dim=1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         q, k = rotate(qk, cos, sin).to(v.dtype).split((self.heads, self.kv_heads), dim=1)
-        return self.output(attend(layer, q, k, v).reshape(x.shape[0], -1))  # type: ignore[no-any-return]
+        mixed = attend(layer, q, k, v).reshape(x.shape[0], -1)
+        return self.output(mixed if rows is None else mixed.index_select(0, rows))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
@@ -68,8 +71,11 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin, layer, attend)
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        mixed = self.attention(self.attention_norm(x), cos, sin, layer, attend, rows)
+        x = (x if rows is None else x.index_select(0, rows)) + mixed
         return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
 
 
@@ -97,14 +103,17 @@ class Transformer(nn.Module):
     def head_weight(self) -> Tensor:
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states after the final norm, [tokens, hidden]; multiply by `head_weight` for logits."""
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Hidden states after the final norm, [tokens, hidden]; multiply by `head_weight` for logits.
+
+        With `rows` only those of the named tokens: the last layer then does no more for the others than being seen.
+        """
         x = self.embedding(tokens)
         angles = positions[:, None].float() * self.inverse_frequencies
         cos = (angles.cos() * self.rope_scale).to(x.dtype)[:, None, :]
         sin = (angles.sin() * self.rope_scale).to(x.dtype)[:, None, :]
         for layer, block in enumerate(self.blocks):
-            x = block(x, cos, sin, layer, attend)
+            x = block(x, cos, sin, layer, attend, rows if layer == len(self.blocks) - 1 else None)
         return self.final_norm(x)  # type: ignore[no-any-return]
 
     def initialise(self, seed: int) -> None:

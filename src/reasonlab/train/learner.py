@@ -27,7 +27,8 @@ from reasonlab.model.transformer import Transformer
 from reasonlab.train.batch import Example, Layout, TokenBatch, Totals, micro_batches, pack
 
 Loss = Callable[[Tensor, TokenBatch], tuple[Tensor, dict[str, Tensor]]]
-_Part = tuple[float, float, float, dict[str, float], list[Tensor]]  # loss, entropy, mismatch, metrics, gradients
+# Of one micro-batch: loss, entropy, mismatch, metrics, gradients.
+GradientPart = tuple[float, float, float, dict[str, float], list[Tensor]]
 HEAD_ELEMENTS = 1 << 24  # logits held at once: 64 MiB in fp32
 
 
@@ -120,10 +121,10 @@ class Learner:
         """Forget the moments: the next step starts Adam afresh."""
         self.optimizer.state.clear()
 
-    def gradients(self, packs: Sequence[tuple[Sequence[Example], Objective]]) -> Iterator[_Part]:
+    def gradients(self, packs: Sequence[tuple[Sequence[Example], Objective]]) -> Iterator[GradientPart]:
         """Of each micro-batch: its share of the loss, entropy, mismatch, metrics and gradients. No weight moves."""
 
-        def work(one: tuple[Sequence[Example], Objective]) -> _Part:
+        def work(one: tuple[Sequence[Example], Objective]) -> GradientPart:
             examples, objective = one
             batch = pack(examples, objective.totals, self.device)
             logprobs, entropy = self._forward(examples, with_entropy=True)
