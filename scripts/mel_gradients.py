@@ -1,17 +1,20 @@
 """Which way do the two terms of Meta-Experience Learning pull? Their gradients at one checkpoint, compared.
 
-python scripts/mel_gradients.py tiny-1m-misled --prompts 256
+python scripts/mel_gradients.py tiny-1m-misled --prompts 256 --batches 4
 
-Prints the norms of three gradients and the cosines between them: GRPO's, that of the NLL of kept reflections, and that
-of the NLL of true worked solutions of other problems, which points to where both should lead.
+For each batch of problems three gradients: GRPO's, that of the NLL of kept reflections, and that of the NLL of true
+worked solutions of other problems, which points to where both should lead. Printed are their norms and the mean cosines
+over all pairs of different batches. The cosine of a gradient with itself on another batch says how much of it is not
+noise; √(self · self) is the most that can be expected of two different ones.
 """
 
 from __future__ import annotations
 
 import argparse
-from itertools import combinations
+from itertools import combinations_with_replacement
 from random import Random
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a bundled model or a checkpoint directory")
     parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
@@ -45,13 +49,33 @@ def main() -> None:
         },
         "mel_gradients",
     )
-    with make_observer(1, "gradients") as observer:
+    found: dict[str, list[Tensor]] = {"GRPO": [], "reflections": [], "true solutions": []}
+    with make_observer(arguments.batches, "gradients") as observer:
         trainer = Trainer(config, observer)
-        groups = trainer.source.groups(1)
-        experiences = trainer.reflections.on(1, groups)
-    kept = mel.internalised(config.mel, experiences, len(groups))
+        for number in range(1, arguments.batches + 1):
+            for name, values in gradients(trainer, number).items():
+                found[name].append(values)
+    for name, batches in found.items():
+        print(f"norm of {name}: {', '.join(f'{float(values.norm()):.3g}' for values in batches)}")
+    for one, other in combinations_with_replacement(found, 2):
+        cosines = [
+            float(torch.nn.functional.cosine_similarity(a, b, dim=0))
+            for i, a in enumerate(found[one])
+            for j, b in enumerate(found[other])
+            if (i < j if one == other else i != j)
+        ]
+        print(f"cosine of {one} and {other}: {np.mean(cosines):+.4f} ± {np.std(cosines):.4f} over {len(cosines)} pairs")
+
+
+def gradients(trainer: Trainer, number: int) -> dict[str, Tensor]:
+    """The three gradients of a batch, each on problems of its own number."""
+    groups = trainer.source.groups(number)
+    experiences = trainer.reflections.on(number, groups)
+    kept = mel.internalised(trainer.config.mel, experiences, len(groups))
     if kept is None:
         raise SystemExit("no reflection was kept: take more --prompts")
+    counts = f"{len(groups)} problems, {len(experiences)} mixed, {len(kept[0])} reflections kept"
+    print(f"batch {number}: {counts}", flush=True)
     examples = trainer.method.examples(groups)
     useful = [e for e in examples if e.advantage != 0]
     truth = [
@@ -59,20 +83,13 @@ def main() -> None:
             trainer.tokenizer.encode(prompt_text(problem.question)),
             trainer.tokenizer.encode(render(solution_of(problem), "worked", Random(0)) + "<eos>"),
         )
-        for problem in problem_set("validation", 512, 0, levels=(2, 3, 4, 5))
+        for problem in problem_set("validation", 512, number, levels=(2, 3, 4, 5))
     ]
-    gradients = {
+    return {
         "GRPO": gradient(trainer.learner, Objective(useful, on_policy(trainer.method.loss), Totals.of(examples))),
         "reflections": gradient(trainer.learner, Objective(kept[0], mel.nll, kept[1])),
         "true solutions": gradient(trainer.learner, Objective(truth, sft_loss, Totals.of(truth))),
     }
-    helped = sum(one.helped for one in experiences)
-    print(f"{len(groups)} problems, {len(experiences)} mixed, {helped} reflections kept")
-    for name, values in gradients.items():
-        print(f"norm of {name}: {float(values.norm()):.4g}")
-    for one, other in combinations(gradients, 2):
-        cosine = torch.nn.functional.cosine_similarity(gradients[one], gradients[other], dim=0)
-        print(f"cosine of {one} and {other}: {float(cosine):+.4f}")
 
 
 def gradient(learner: Learner, objective: Objective) -> Tensor:

@@ -269,6 +269,12 @@ def test_any_path_survives_the_round_trip(text: str) -> None:
 # --- the keys -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("method", [{"type": "sft"}, {"type": "dpo", "data": "pairs.jsonl"}])
+def test_reflections_need_rollouts(method: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="no rollouts to reflect on"):
+        validate({"method": method, "mel": {"weight": 1.0}}, "test")
+
+
 def test_there_are_fewer_than_eighty_keys() -> None:
     names = set(keys())
     assert 40 < len(names) < 80

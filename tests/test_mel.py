@@ -47,7 +47,9 @@ def graded(name: str, verdicts: str) -> Group:
 
 def experience(name: str, ids: list[int], verdict: str = "correct", context: tuple[int, ...] = (1, 8, 9)) -> Experience:
     wrong, right = given([1], [3]), given([1], [4])
-    return Experience(problem(name), wrong, right, given(context, ids), "", given([1], [5]), Grade(verdict, None, ""))  # type: ignore[arg-type]
+    reflection, replay = given(context, ids), given([1], [5])
+    verdict_of_replay = Grade(verdict, None, "")  # type: ignore[arg-type]
+    return Experience(problem(name), 0.5, wrong, right, reflection, reflection, "", replay, verdict_of_replay)
 
 
 # --- pairs -----------------------------------------------------------------------------------------------------------
@@ -331,7 +333,13 @@ def test_every_ablation_runs_over_every_host(tmp_path: Path, method: Any, ablati
     rows = RunReader(tmp_path / "run").experiences(1)
     assert rows
     if ablation.get("learn") == "correct":
-        assert all(row["reflection"] == row["right"] for row in rows)
+        assert not any(row["reflection"] or row["replay"] for row in rows), "nothing is generated"
+        assert observer.iterations[0]["train/mel/extra_tokens"] == 0
+    else:
+        assert all(row["reflection"] and row["replay"] for row in rows)
+        assert observer.iterations[0]["train/mel/extra_tokens"] > 0
+        assert observer.iterations[0]["time/reflect_s"] > 0
+    assert all(0 < row["success"] < 1 for row in rows), "only mixed groups are reflected on"
 
 
 def test_killed_between_iterations_it_ends_with_the_same_bytes(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ COMMANDS = {
     "eval": "score a model, a GGUF file or an endpoint on benchmarks, with intervals",
     "grade": "grade predictions in a JSONL file against their golds",
     "merge": "merge models of one architecture by arithmetic on their weights",
+    "judge": "train models that judge answers or steps, score pools with them, measure how well they do",
+    "select": "choose the best responses of a pool by a judge's scores, to train on",
     "compare": "compare two runs or answer files, paired by problem: difference, interval, flips",
     "data": "list the benchmarks, check training pools for overlap, curate them, sample models for training data",
     "figures": "draw the figures of a run or a study again",
@@ -63,6 +65,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
         "eval": _eval,
         "grade": _grade,
         "merge": _merge,
+        "judge": _judge,
+        "select": _select,
         "compare": _compare,
         "data": _data,
         "figures": _figures,
@@ -101,13 +105,13 @@ def _demo(words: list[str]) -> int:
 
 def _study(words: list[str]) -> int:
     parser = _parser("study", "reasonlab study k15-dynamics --scale cpu --out runs/k15")
-    parser.add_argument("study", choices=["k15-dynamics", "long2short", "mel-vs-grpo"])
+    parser.add_argument("study", choices=["k15-dynamics", "long2short", "mel-vs-grpo", "rm-scaling", "prm-selection"])
     parser.add_argument("--scale", choices=["cpu", "gpu", "paper"], default="cpu")
     parser.add_argument("--seeds", type=int, metavar="N", help="how many training seeds (default: the recipe's)")
     parser.add_argument("--seed", type=int, default=0, help="the first of them")
     parser.add_argument("--out", type=Path, help="where it goes and is continued (default: runs/STUDY-SCALE)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time, in processes")
-    parser.add_argument("--arms", default="", help="only these arms, comma-separated (k15-dynamics)")
+    parser.add_argument("--arms", default="", help="only these arms of the recipe, comma-separated")
     parser.add_argument("--recipe", type=Path, metavar="FILE", help="a study recipe of your own instead of a scale's")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="instead of the recipe's")
     parser.add_argument("--threads", type=int, help="CPU worker threads of each run")
@@ -175,6 +179,12 @@ def _eval(words: list[str]) -> int:
     how.add_argument("--force", choices=["", "think"], default="", help="think: force the tiny models' worked style")
     how.add_argument("--template-arg", action="append", metavar="NAME=VALUE", help="for the chat template; repeatable")
     how.add_argument("--extraction", default="", metavar="POLICY", help="boxed, tag, hash, marker, explicit or free")
+    choose = parser.add_argument_group("choosing among the answers with a judge (docs/judges.md)")
+    choose.add_argument("--judge", metavar="J", help="directory of a judge, or of its training; or exact (tiny world)")
+    choose.add_argument("--best-of", type=int, metavar="N", help="choose one of N answers, 2 <= N <= k (default: k)")
+    choose.add_argument("--judge-kind", metavar="KIND", help="where the judge's files do not say")
+    choose.add_argument("--steps", choices=["mean", "min", "product", "last"], default="mean", help="of step scores")
+    choose.add_argument("--alpha", type=float, default=1.0, metavar="A", help="steps + A * final, where there are both")
     where = parser.add_argument_group("where it runs")
     where.add_argument("--threads", type=int, default=2)
     where.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -207,6 +217,18 @@ def _grade(words: list[str]) -> int:
 
 def _merge(words: list[str]) -> int:
     from reasonlab.methods.merge_command import run
+
+    return run(words)
+
+
+def _judge(words: list[str]) -> int:
+    from reasonlab.judges.command import run
+
+    return run(words)
+
+
+def _select(words: list[str]) -> int:
+    from reasonlab.judges.select_command import run
 
     return run(words)
 

@@ -168,7 +168,7 @@ class MelConfig(Section):
     """Meta-Experience Learning on top of the method (`methods/mel.py`); off while `weight` is 0."""
 
     weight: float = Field(default=0.0, ge=0)
-    """Of the NLL of kept reflections beside the method's loss; the paper's is 1."""
+    """Of the NLL of kept reflections beside the method's loss, in every optimizer step; the paper's is 1."""
     pairs: int = Field(default=1, ge=1)
     """Contrastive pairs of each mixed group."""
     max_tokens: int = Field(default=64, ge=1)
@@ -238,6 +238,12 @@ class Config(Section):
     learner: LearnerConfig = LearnerConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _reflections_need_rollouts(self) -> Config:
+        if self.mel.weight > 0 and self.method.type in ("sft", "dpo"):
+            raise ValueError(f"{self.method.type} has no rollouts to reflect on: set mel.weight to 0")
+        return self
 
 
 def load_recipe(path: Path) -> Config:

@@ -12,19 +12,31 @@ from reasonlab.figures.dynamics import draw_dynamics
 from reasonlab.figures.long2short import draw_long2short
 from reasonlab.figures.mel_reflection import draw_mel_reflection
 from reasonlab.figures.mel_validation import draw_mel_validation
+from reasonlab.figures.prm_selection import draw_prm_selection
+from reasonlab.figures.rm_scaling import draw_rm_scaling
 from reasonlab.figures.study_dynamics import draw_published_dynamics, draw_study_dynamics
 from reasonlab.figures.tables import (
     ARMS,
+    BEST_OF,
     EXPERIENCE,
+    JUDGE_RL,
     PANELS,
+    PROGRESS,
+    REFERENCES,
     SCORES,
+    SELECTION,
     SLOPES,
     VERDICTS,
     ArmRow,
+    BestOfRow,
     ExperienceRow,
+    JudgeRewardRow,
     PanelRow,
+    ProgressRow,
     Record,
+    ReferenceRow,
     ScoreRow,
+    SelectionRow,
     SlopeRow,
     read_record,
     read_table,
@@ -69,8 +81,22 @@ def _mel_vs_grpo(directory: Path, record: Record, out: Path) -> list[Path]:
     return [*draw_mel_validation(panels, scores, record, out), *draw_mel_reflection(experience, record, out)]
 
 
+def _rm_scaling(directory: Path, record: Record, out: Path) -> list[Path]:
+    rows = read_table(directory / PROGRESS, ProgressRow)
+    return draw_rm_scaling(rows, read_table(directory / REFERENCES, ReferenceRow), record, out)
+
+
+def _prm_selection(directory: Path, record: Record, out: Path) -> list[Path]:
+    rows, best = read_table(directory / SELECTION, SelectionRow), read_table(directory / BEST_OF, BestOfRow)
+    there = (directory / JUDGE_RL).exists()  # a study may leave RL out
+    rewards = read_table(directory / JUDGE_RL, JudgeRewardRow) if there else []
+    return draw_prm_selection(rows, best, rewards, record, out)
+
+
 _STUDIES: dict[str, Callable[[Path, Record, Path], list[Path]]] = {
     "k15-dynamics": _k15_dynamics,
     "long2short": _long2short,
     "mel-vs-grpo": _mel_vs_grpo,
+    "rm-scaling": _rm_scaling,
+    "prm-selection": _prm_selection,
 }

@@ -8,7 +8,13 @@ such as the interval of a slope through two points, and reads as nan.
     slopes.csv     SlopeRow       accuracy regressed on length over the checkpoints of an arm
     arms.csv       ArmRow         accuracy and length of a finished model on a panel, with their covariance
     experience.csv ExperienceRow  reward of an arm at an iteration, and what became of its reflections
+    reflections.csv ReflectionRow some reflections, to be read
     scores.csv     ScoreRow       a metric of a finished model, averaged over the panels
+    progress.csv   ProgressRow    rm@8 of a judge on a panel at a point of its training
+    references.csv ReferenceRow   what majority, oracle and a single answer reach on a panel
+    selection.csv  SelectionRow   a student after learning from traces that somebody chose
+    best_of_n.csv  BestOfRow      accuracy of the answer that somebody picks of N
+    judge_rl.csv   JudgeRewardRow a policy after RL with a judge's reward
     verdicts.json  Record         which study this is, and how it was measured
 """
 
@@ -30,8 +36,12 @@ from reasonlab.evaluate.statistics import Interval
 from reasonlab.runs.files import write_aside
 
 PANELS, SLOPES, ARMS, VERDICTS = "panels.csv", "slopes.csv", "arms.csv", "verdicts.json"
-EXPERIENCE, SCORES = "experience.csv", "scores.csv"
+EXPERIENCE, REFLECTIONS, SCORES = "experience.csv", "reflections.csv", "scores.csv"
+SELECTION, BEST_OF, JUDGE_RL = "selection.csv", "best_of_n.csv", "judge_rl.csv"
+PROGRESS, REFERENCES = "progress.csv", "references.csv"
+AVERAGE = "average"  # of all panels of judges
 PASS_1, AVG_8, PASS_8 = METRICS = ("pass@1", "avg@8", "pass@8")
+MAJORITY, ORACLE, SINGLE = REFERENCE_NAMES = ("majority@8", "oracle", "single answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +169,27 @@ class ExperienceRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ReflectionRow:
+    """A reflection to read: on which responses it was written, and what became of its replay.
+
+    `success` is the share of right rollouts of the problem in that iteration."""
+
+    KEY: ClassVar[tuple[str, ...]] = ("arm", "seed", "iteration", "problem")
+
+    arm: str
+    seed: int
+    iteration: int
+    problem: str
+    success: float
+    question: str
+    wrong: str
+    right: str
+    reflection: str
+    replay: str
+    helped: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScoreRow:
     """A metric of a finished model, averaged over the panels, with its 95 % interval.
 
@@ -186,6 +217,136 @@ class ScoreRow:
         _check_order("low, score, high", self.low, self.score, self.high)
 
 
+@dataclass(frozen=True, slots=True)
+class ProgressRow:
+    """rm@8 of a judge on a panel after a share of its training, exact and with its 95 % interval; and by 100 draws, as
+    published, with the standard error of these."""
+
+    KEY: ClassVar[tuple[str, ...]] = ("arm", "panel", "progress")
+
+    arm: str
+    panel: str
+    progress: float
+    lists: int
+    parameters: int
+    score: float
+    low: float
+    high: float
+    drawn: float
+    drawn_error: float
+    questions: int
+    seeds: int
+
+    def __post_init__(self) -> None:
+        for name in ("progress", "score", "drawn"):
+            _check_fraction(name, getattr(self, name))
+        if min(self.lists, self.parameters, self.questions, self.seeds) < 1:
+            raise ValueError("lists, parameters, questions and seeds are at least 1")
+        if not math.isfinite(self.score) or not math.isfinite(self.progress):
+            raise ValueError("progress and score must be numbers")
+        _check_order("low, score, high", self.low, self.score, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceRow:
+    """What judges are measured against on a panel; `kind` says whether the panel is hard or easy."""
+
+    KEY: ClassVar[tuple[str, ...]] = ("panel", "reference")
+
+    panel: str
+    reference: str
+    score: float
+    low: float
+    high: float
+    kind: str
+
+    def __post_init__(self) -> None:
+        if self.reference not in REFERENCE_NAMES:
+            raise ValueError(f"reference is {self.reference!r}, not one of {', '.join(REFERENCE_NAMES)}")
+        if self.kind not in ("hard", "easy", "all"):
+            raise ValueError(f"kind is {self.kind!r}, not hard, easy or all")
+        _check_fraction("score", self.score)
+        _check_order("low, score, high", self.low, self.score, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRow:
+    """A student after SFT on traces that were chosen from a pool, with the 95 % interval of its accuracy.
+
+    `data` is the kind of judge that chose them, or random, curated, pool (all of it) and base (the student before).
+    `judge` is the judge's model and `parameters` its size (none and 0 where nobody judged), `right` the share of chosen
+    traces with a right answer, `sound` that of traces with every step right.
+    """
+
+    KEY: ClassVar[tuple[str, ...]] = ("data", "judge", "selected")
+
+    data: str
+    judge: str
+    parameters: int
+    selected: int
+    accuracy: float
+    low: float
+    high: float
+    tokens: float
+    right: float
+    sound: float
+    questions: int
+    samples: int
+    seeds: int
+
+    def __post_init__(self) -> None:
+        for name in ("accuracy", "right", "sound"):
+            _check_fraction(name, getattr(self, name))
+        if min(self.parameters, self.selected) < 0 or min(self.questions, self.samples, self.seeds) < 1:
+            raise ValueError("counts are not negative; questions, samples and seeds are at least 1")
+        _check_order("low, accuracy, high", self.low, self.accuracy, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class BestOfRow:
+    """How often the answer that a judge picks of N is right (or the majority's, or the best there is)."""
+
+    KEY: ClassVar[tuple[str, ...]] = ("selector", "n")
+
+    selector: str
+    n: int
+    accuracy: float
+    low: float
+    high: float
+    questions: int
+
+    def __post_init__(self) -> None:
+        _check_fraction("accuracy", self.accuracy)
+        if min(self.n, self.questions) < 1:
+            raise ValueError("n and questions are at least 1")
+        _check_order("low, accuracy, high", self.low, self.accuracy, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRewardRow:
+    """A policy after RL with (1 − weight)·outcome + weight·judge; empty weight: the model before."""
+
+    KEY: ClassVar[tuple[str, ...]] = ("arm",)
+
+    arm: str
+    weight: float
+    form: str
+    accuracy: float
+    low: float
+    high: float
+    tokens: float
+    questions: int
+    samples: int
+    seeds: int
+
+    def __post_init__(self) -> None:
+        for name in ("accuracy", "weight"):
+            _check_fraction(name, getattr(self, name))
+        if min(self.questions, self.samples, self.seeds) < 1:
+            raise ValueError("questions, samples and seeds are at least 1")
+        _check_order("low, accuracy, high", self.low, self.accuracy, self.high)
+
+
 def _check_scores(row: PanelRow | ArmRow) -> None:
     """Comparisons with nan are never true, so numbers that do not exist pass here."""
     _check_fraction("accuracy", row.accuracy)
@@ -208,8 +369,33 @@ def _check_order(names: str, *values: float) -> None:
         raise ValueError(f"{names} are not in increasing order")
 
 
-Kind = TypeVar("Kind", PanelRow, SlopeRow, ArmRow, ExperienceRow, ScoreRow)
-Row = PanelRow | SlopeRow | ArmRow | ExperienceRow | ScoreRow
+Kind = TypeVar(
+    "Kind",
+    PanelRow,
+    SlopeRow,
+    ArmRow,
+    ExperienceRow,
+    ReflectionRow,
+    ScoreRow,
+    ProgressRow,
+    ReferenceRow,
+    SelectionRow,
+    BestOfRow,
+    JudgeRewardRow,
+)
+Row = (
+    PanelRow
+    | SlopeRow
+    | ArmRow
+    | ExperienceRow
+    | ReflectionRow
+    | ScoreRow
+    | ProgressRow
+    | ReferenceRow
+    | SelectionRow
+    | BestOfRow
+    | JudgeRewardRow
+)
 
 
 def columns(kind: type[Row]) -> tuple[str, ...]:

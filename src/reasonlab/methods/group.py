@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from reasonlab.grading.grade import Grade
+from reasonlab.judges.types import Scored
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.types import Rollout
 from reasonlab.train.batch import Example, TokenBatch
@@ -27,6 +28,7 @@ class Group:
     grades: list[Grade]
     rewards: Array = field(default_factory=lambda: np.zeros(0))
     reference: list[NDArray[np.float32]] | None = None  # logprobs under the frozen initial model
+    judged: Array | None = None  # what a judge says of each rollout, where it is part of the reward
 
     @property
     def correct(self) -> NDArray[np.bool_]:
@@ -86,3 +88,23 @@ def length_reward(lengths: NDArray[np.int64], correct: NDArray[np.bool_]) -> Arr
 def overlong_penalty(lengths: NDArray[np.int64], longest: int, buffer: int) -> Array:
     """DAPO's soft punishment: 0 up to `longest − buffer` tokens, then falling linearly to −1 at `longest`."""
     return np.clip((longest - buffer - lengths) / buffer, -1.0, 0.0)
+
+
+def judge_reward(scored: Sequence[Scored], form: Literal["steps", "single"]) -> Array:
+    """What a judge says of each rollout, as one number (ReasonFlux-PRM).
+
+        steps    r̂ = (1/T) Σ_t ŝ_t + ŝ   the paper's, α = 1: in [0, 2] for a judge of steps and of the whole
+        single   r̂ = ŝ                   the released code's: the response is one step, and one score in (0, 1) is read
+                                          at its end. A judge without a score of the whole gives that of the last step.
+
+    An outcome judge has ŝ alone, whatever the form; a response without any step has no mean of steps.
+    """
+    if form == "steps":
+        return np.array([one.overall(1.0) for one in scored])
+    return np.array([one.overall(1.0, "last") if one.final is None else one.final for one in scored])
+
+
+def with_judge(outcome: Array, judged: Array, weight: float) -> Array:
+    """r = (1 − β)·outcome + β·judge."""
+    mixed: Array = (1 - weight) * outcome + weight * judged
+    return mixed

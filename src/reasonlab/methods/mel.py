@@ -23,9 +23,10 @@ What the second term teaches. M is drawn from the very policy that then imitates
 
     E[ (k/|M|) ∇log π(M | C) ] = ∇ E[ k/|M| ],   k = 1 if the replay was right, else 0
 
-(k and |M| do not depend on θ once M is drawn; the replay's own policy is held fixed). It is the policy gradient of a
-reward k/|M| for *writing reflections*: helpful ones, and short ones. Without the replay filter only the shortness is
-left, and with `length = "mean"` only the helpfulness. Solving problems is touched through shared parameters alone.
+(k and |M| do not depend on θ once M is drawn; the replay's own policy is held fixed; for one pair a problem, without
+top-p or top-k, and where M itself is imitated, not its rule). It is the policy gradient of a reward k/|M| for *writing
+reflections*: helpful ones, and short ones. Without the replay filter only the shortness is left, and with
+`length = "mean"` and many kept reflections only the helpfulness. Solving is touched through shared parameters alone.
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ class Experience:
     """A reflection on one pair of rollouts, and what became of it."""
 
     problem: Problem
+    success: float  # share of right rollouts in the group: how often the replay would be right anyway
     wrong: Rollout
     right: Rollout
-    reflection: Rollout  # what is imitated; its prompt is the retrospective context
+    written: Rollout  # the reflection; empty where none is generated
+    reflection: Rollout  # what is imitated, of it or instead of it; its prompt is the retrospective context
     text: str  # what was put into the hint
     replay: Rollout
     verdict: Grade
@@ -103,8 +106,8 @@ def nll(logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]
 def metrics(groups: Sequence[Group], experiences: Sequence[Experience]) -> dict[str, float]:
     """What the branch did in an iteration, and what it cost."""
     mixed = [group for group in groups if 0 < group.correct.sum() < group.gradable.sum()]
-    lengths = [len(one.reflection.ids) for one in experiences]
-    extra = sum(len(one.reflection.ids) + len(one.replay.ids) for one in experiences if one.reflection is not one.right)
+    lengths = [len(one.written.ids) for one in experiences]
+    extra = sum(lengths) + sum(len(one.replay.ids) for one in experiences)
     return {
         "mel/mixed_frac": len(mixed) / len(groups),
         "mel/reflections": float(len(experiences)),

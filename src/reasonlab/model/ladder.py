@@ -11,6 +11,10 @@ from reasonlab.runs.files import cache_directory
 
 # name: hidden size, feed-forward size, layers, heads (of dimension 32), key-value heads
 _SIZES: dict[str, tuple[int, int, int, int, int]] = {
+    "tiny-0.03m": (32, 80, 2, 1, 1),
+    "tiny-0.06m": (48, 112, 2, 2, 1),
+    "tiny-0.1m": (64, 96, 3, 2, 1),
+    "tiny-0.2m": (80, 176, 3, 3, 1),
     "tiny-0.3m": (96, 256, 3, 3, 1),
     "tiny-1m": (128, 384, 5, 4, 2),
     "tiny-3m": (224, 640, 5, 7, 1),

@@ -14,13 +14,15 @@ from reasonlab.config import validate
 from reasonlab.errors import UserError
 from reasonlab.hardware import prepare
 from reasonlab.runs.files import write_aside
-from reasonlab.studies import k15_dynamics, long2short, mel_vs_grpo
+from reasonlab.studies import k15_dynamics, long2short, mel_vs_grpo, prm_selection, rm_scaling
 from reasonlab.studies.plan import Plan
 from reasonlab.studies.recipe import StudyRecipe, own_recipe, study_recipe
 from reasonlab.studies.runner import first_difference, run_pieces
 from reasonlab.studies.verdicts import record, table
 
-STUDIES: dict[str, ModuleType] = {study.name: study for study in (k15_dynamics, long2short, mel_vs_grpo)}
+STUDIES: dict[str, ModuleType] = {
+    study.name: study for study in (k15_dynamics, long2short, mel_vs_grpo, rm_scaling, prm_selection)
+}
 
 
 NOT_THE_RECIPE = {"seed", "threads"}
@@ -35,20 +37,23 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"the study {arguments.study} has no arm {unknown[0]!r}", f"It has {', '.join(study.arms)}")
     if missing := [arm for arm in study.needed if arm not in recipe.arms]:
         raise UserError(f"the study {arguments.study} needs the arm {missing[0]}", "Add it to the recipe or to --arms")
+    seeds = tuple(range(arguments.seed, arguments.seed + (arguments.seeds or recipe.settings.seeds)))
+    out = arguments.out or Path("runs") / f"{arguments.study}-{recipe.scale}"
+    command = ["study", *arguments.words]
+    plan = Plan(arguments.study, recipe, seeds, out.resolve(), command)  # its models are named by where they lie
     if arguments.dry_run:
+        if not recipe.about:  # which names models that are not here
+            study.check(plan)
         from reasonlab.studies.estimate import estimate
 
-        print(estimate(arguments.study, recipe))
+        own = getattr(study, "estimate", None)  # of a study whose arms are not trained by the loop
+        print(own(recipe) if own else estimate(arguments.study, recipe))
         return 0
     if recipe.about:
         raise UserError(
             f"the scale {recipe.scale} is a recipe for machines and models beyond this one",
             "Look at what it needs with --dry-run, and run --scale cpu or gpu here",
         )
-    seeds = tuple(range(arguments.seed, arguments.seed + (arguments.seeds or recipe.settings.seeds)))
-    out = arguments.out or Path("runs") / f"{arguments.study}-{recipe.scale}"
-    command = ["study", *arguments.words]
-    plan = Plan(arguments.study, recipe, seeds, out.resolve(), command)  # its models are named by where they lie
     pieces = study.pieces(plan)
     prepare(plan.device)  # a missing device is found before anything is written
     keep_recipe(plan)

@@ -46,7 +46,7 @@ RESAMPLES = 500
 
 def pieces(plan: Plan) -> list[Piece]:
     """The base models that do not ship, then every arm of every seed."""
-    check_evaluations(plan, MAIN)
+    check(plan)
     chosen = list(plan.recipe.arms)
     models = {arm: plan.recipe.arms[arm].model.path for arm in chosen}
     bases = base_pieces(models.values(), plan.device)
@@ -61,6 +61,10 @@ def pieces(plan: Plan) -> list[Piece]:
         for seed in plan.seeds
     ]
     return [*bases.values(), *runs]
+
+
+def check(plan: Plan) -> None:
+    check_evaluations(plan, MAIN)
 
 
 def found(plan: Plan) -> Outcome:

@@ -33,7 +33,8 @@ from reasonlab.figures.tables import ARMS, ArmRow, write_table
 from reasonlab.methods.behaviours import warmup_demonstrations
 from reasonlab.methods.group import Group
 from reasonlab.methods.long2short import preference_pairs, shortest_correct
-from reasonlab.methods.merge_command import Settings, Source, check, merge_checkpoints
+from reasonlab.methods.merge_command import Settings, Source, merge_checkpoints
+from reasonlab.methods.merge_command import check as check_sources
 from reasonlab.model.ladder import resolve_model
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs.files import write_aside
@@ -64,7 +65,7 @@ NORMAL = 1.959964  # 97.5 % quantile
 
 
 def pieces(plan: Plan) -> list[Piece]:
-    _check(plan)
+    check(plan)
     settings = plan.recipe.settings
     base = plan.recipe.arms[WARM_UP].model.path
     bases = base_pieces([base], plan.device)
@@ -101,7 +102,7 @@ def pieces(plan: Plan) -> list[Piece]:
     return work
 
 
-def _check(plan: Plan) -> None:
+def check(plan: Plan) -> None:
     """What would otherwise be found after hours."""
     for arm, kind in {WARM_UP: "sft", SHORTEST: "sft", MERGE_RS: "sft", DPO: "dpo"}.items():
         if (named := plan.recipe.arms[arm].method.type) != kind:
@@ -177,7 +178,7 @@ def merge(base: str, long: Path, weight: float, out: Path) -> None:
         return
     started = time.monotonic()
     sources = [Source.open(str(long)), Source.open(base)]
-    check(sources)
+    check_sources(sources)
     merge_checkpoints(sources, None, Settings("linear", (weight, 1 - weight)), out)
     _write_cost(out, [], started)
 

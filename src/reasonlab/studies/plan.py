@@ -48,7 +48,8 @@ def _make_base(model: str, device: str) -> None:
 
 
 class Study(Protocol):
-    """`pieces` is the work, `found` reads what it left, writes the tables of the figures and judges the claims.
+    """`check` refuses a recipe that would fail later, `pieces` is the work, `found` reads what it left, writes the
+    tables of the figures and judges the claims.
 
     Of its arms, a recipe must have those that are `needed`."""
 
@@ -56,5 +57,6 @@ class Study(Protocol):
     arms: tuple[str, ...]
     needed: tuple[str, ...]
 
+    def check(self, plan: Plan) -> None: ...
     def pieces(self, plan: Plan) -> list[Piece]: ...
     def found(self, plan: Plan) -> Outcome: ...

@@ -29,6 +29,15 @@ from reasonlab.errors import UserError
 SCALES = ("cpu", "gpu", "paper")
 
 
+class Writer(Section):
+    """A policy that writes candidates for judges (rm-scaling, prm-selection)."""
+
+    model: str
+    temperature: float = Field(default=1.0, gt=0)
+    thinking: bool = False
+    """Whether it is made to think before it answers."""
+
+
 class StudySettings(Section):
     seeds: int = Field(default=1, ge=1)
     questions: int = Field(default=480, ge=1)
@@ -49,6 +58,40 @@ class StudySettings(Section):
     """Preference pairs of one problem at most."""
     merge_weight: float = Field(default=0.5, gt=0, lt=1)
     """Weight of the long model in the merge; the report averages."""
+
+    # rm-scaling: judges learn from lists of 6 candidates for one of `sampled_problems` training problems, and choose
+    # among `samples` candidates by each writer for each of `questions` test problems.
+    writers: tuple[Writer, ...] = ()
+    list_answers: int = Field(default=2, ge=1)
+    """Candidates for a training problem by each writer."""
+    list_batch: int = Field(default=16, ge=1)
+    """Lists in one optimizer step of a judge."""
+    judge_checkpoints: int = Field(default=10, ge=2)
+    """Points of the epoch at which a judge is measured."""
+    sorter: str = ""
+    """The directory of another judge, whose scores switch on score-sorted sampling of the lists."""
+
+    # prm-selection: the `writers` take turns with the problems, a trace for each; judges choose what students learn.
+    pool: int = Field(default=4608, ge=1)
+    """Traces to choose from; the source has 59k."""
+    judge_traces: int = Field(default=4608, ge=1)
+    """Traces of other problems that the judges learn from."""
+    selected: tuple[int, ...] = Field(default=(250, 1000, 2000), min_length=1)
+    """How many traces students learn from, rising; the source has 1,000, 5,000 and 10,000."""
+    per_family: Literal["any", "even"] = "any"
+    """Whether families share a selection evenly; the source says nothing of it."""
+    judge_models: tuple[str, str] = ("tiny-0.3m", "tiny-1m")
+    """The smaller and the larger judge."""
+    judge_batch: int = Field(default=32, ge=1)
+    judge_epochs: int = Field(default=2, ge=1)
+    judge_lr: float = Field(default=5e-4, gt=0)
+    completions: int = Field(default=2, ge=1)
+    """Answers that follow a trace's strategy, and completions from each step, for the targets of judges."""
+    best_of: int = Field(default=16, ge=2)
+    """Answers that judges pick the best of."""
+    best_of_questions: int = Field(default=160, ge=2)
+    rl_seeds: int = Field(default=1, ge=1)
+    """Of the arms with a judge's reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +125,7 @@ def parse_study(text: str, scale: str, source: str) -> StudyRecipe:
         raise UserError(f"{source} is not valid TOML: {error}", "Mend the line it names") from None
     arms, settings, about = (raw.pop(name, {}) for name in ("arms", "study", "about"))
     if not isinstance(arms, dict) or not arms:
-        raise UserError(f"{source} names no arms", "Add a table such as [arms.mirror-descent]")
+        raise UserError(f"{source} names no arms", "Add a table such as [arms.NAME] for each arm of the study")
     if wrong := [name for name, arm in arms.items() if not isinstance(arm, dict)]:
         raise UserError(f"{source}: the arm {wrong[0]} is no table", f"Write [arms.{wrong[0]}] and its keys below")
     try:

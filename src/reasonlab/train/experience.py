@@ -28,6 +28,7 @@ class _Chosen(NamedTuple):
     """A pair to reflect on, the `place`-th of its problem."""
 
     problem: Problem
+    success: float
     place: int
     right: Rollout
     wrong: Rollout
@@ -48,10 +49,14 @@ class Reflections:
         chosen: list[_Chosen] = []
         for group in groups:
             rng = Random(key(self.config.seed, "pairs", number, group.problem.id))
+            success = float(group.correct.sum() / max(1, group.gradable.sum()))
             for place, (right, wrong) in enumerate(contrastive_pairs(group, self.mel.pairs, rng)):
-                chosen.append(_Chosen(group.problem, place, right, wrong))
+                chosen.append(_Chosen(group.problem, success, place, right, wrong))
         if self.mel.learn == "correct":  # nothing to generate: the right rollout is what is imitated
-            return [Experience(c.problem, c.wrong, c.right, c.right, "", given([], []), RIGHT) for c in chosen]
+            nothing = given([], [])
+            return [
+                Experience(c.problem, c.success, c.wrong, c.right, nothing, c.right, "", nothing, RIGHT) for c in chosen
+            ]
         contexts = [
             self.prompts.retrospective(
                 c.problem.question, self._text(c.wrong), self._text(c.right) if self.mel.contrast else None
@@ -59,19 +64,16 @@ class Reflections:
             for c in chosen
         ]
         short = replace(self.sampling, max_tokens=self.mel.max_tokens)
-        reflections = self._generate(number, "reflection", chosen, contexts, short)
-        if self.mel.learn == "heuristic":
-            reflections = [self._heuristic(reflection) for reflection in reflections]
+        written = self._generate(number, "reflection", chosen, contexts, short)
+        reflections = [self._heuristic(one) for one in written] if self.mel.learn == "heuristic" else written
         hints = [self._text(reflection) for reflection in reflections]
         prompts = [self.prompts.hinted(c.problem.question, hint) for c, hint in zip(chosen, hints, strict=True)]
         replays = self._generate(number, "replay", chosen, prompts, self.sampling)
         verdicts = [
             grade_response(c.problem, self.tokenizer.decode(r.ids)) for c, r in zip(chosen, replays, strict=True)
         ]
-        made = zip(chosen, reflections, hints, replays, verdicts, strict=True)
-        return [
-            Experience(c.problem, c.wrong, c.right, m, hint, replay, verdict) for c, m, hint, replay, verdict in made
-        ]
+        made = zip(chosen, written, reflections, hints, replays, verdicts, strict=True)
+        return [Experience(c.problem, c.success, c.wrong, c.right, *rest) for c, *rest in made]
 
     def _generate(
         self, number: int, what: str, chosen: Sequence[_Chosen], prompts: Sequence[str], sampling: Sampling
@@ -100,9 +102,10 @@ def experience_rows(experiences: Sequence[Experience], tokenizer: TinyTokenizer)
             "family": one.problem.family,
             "question": one.problem.question,
             "gold": one.problem.answer,
+            "success": one.success,
             "wrong": tokenizer.decode(one.wrong.ids),
             "right": tokenizer.decode(one.right.ids),
-            "reflection": tokenizer.decode(one.reflection.ids),
+            "reflection": tokenizer.decode(one.written.ids),
             "hint": one.text,
             "replay": tokenizer.decode(one.replay.ids),
             "verdict": one.verdict.verdict,

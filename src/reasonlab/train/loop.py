@@ -162,15 +162,19 @@ class Trainer:
         groups = self.source.groups(number)
         clock.lap("rollout")
         experiences = self._reflect(number, groups)
+        if experiences:
+            clock.lap("reflect")
         results = self._update(number, groups, experiences)
         clock.lap("update")
         self._refresh_engine()
         self.state.iteration = number
         self.state.learner_steps = self.learner.steps
         self.state.generated_tokens += self.engine.generated - generated
-        metrics = {**iteration_metrics(groups, results), **clock.metrics(groups)}
+        metrics = {**iteration_metrics(groups, results)}
+        reflecting = mel.metrics(groups, experiences) if self.config.mel.weight > 0 else {}
+        metrics |= clock.metrics(groups, reflecting.get("mel/extra_tokens", 0.0))
         if self.config.mel.weight > 0:
-            metrics |= {f"train/{name}": value for name, value in mel.metrics(groups, experiences).items()}
+            metrics |= {f"train/{name}": value for name, value in reflecting.items()}
             self.record.experiences(number, experience_rows(experiences, self.tokenizer))
         self.record.rollouts(number, rollout_rows(groups, self.tokenizer))
         self.record.metrics(number, metrics)

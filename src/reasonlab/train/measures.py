@@ -31,9 +31,10 @@ class Clock:
         self.seconds_by_phase[f"time/{phase}_s"] = now - self.last
         self.last = now
 
-    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+    def metrics(self, groups: Sequence[Group], more_tokens: float = 0.0) -> dict[str, float]:
+        """`more_tokens` were generated beside those of the groups."""
         total = sum(self.seconds_by_phase.values())
-        tokens = float(sum(group.lengths.sum() for group in groups))
+        tokens = float(sum(group.lengths.sum() for group in groups)) + more_tokens
         return {**self.seconds_by_phase, "perf/step_s": total, "perf/tokens_per_s": tokens / total}
 
 
@@ -72,6 +73,8 @@ def iteration_metrics(groups: Sequence[Group], results: Sequence[StepResult]) ->
         "train/updates": len(results),
         "train/nonfinite": sum(result.nonfinite for result in results),
     }
+    if judged := [group.judged for group in groups if group.judged is not None]:
+        metrics["train/judge/mean"] = float(np.concatenate(judged).mean())
     if last is not None:
         metrics |= {
             "train/loss": last.loss,

@@ -13,8 +13,9 @@ from reasonlab.config import Config, DpoConfig, SftConfig
 from reasonlab.errors import UserError
 from reasonlab.evaluate.graders import grade_response
 from reasonlab.grading.grade import grade
+from reasonlab.judges.types import Candidate, Judge
 from reasonlab.keys import key
-from reasonlab.methods.group import Array, Group, length_reward, overlong_penalty
+from reasonlab.methods.group import Array, Group, judge_reward, length_reward, overlong_penalty, with_judge
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.corpus import prompt_text
 from reasonlab.problems.curation import of_tiny_world
@@ -61,6 +62,7 @@ class Rollouts:
         self.sampling, self.report = sampling, report
         self.prompts = Prompts(config)
         self.partial = PartialRollouts()
+        self.judge = _judge(config) if config.reward.judge_weight > 0 else None
 
     def groups(self, number: int) -> list[Group]:
         """With partial rollouts: the groups that are complete by now; each iteration starts as many new ones."""
@@ -110,15 +112,34 @@ class Rollouts:
         count = Counter(self.report, f"iteration {number}: rollouts", total)
         groups = []
         for problem, rollouts in self.partial.generate(self.engine, new, self.sampling, count):
-            group = Group(problem, rollouts, [grade_response(problem, self.tokenizer.decode(r.ids)) for r in rollouts])
+            grades = [grade_response(problem, self.tokenizer.decode(r.ids)) for r in rollouts]
+            groups.append(Group(problem, rollouts, grades))
+        if self.judge is not None:
+            self._ask(self.judge, groups)
+        for group in groups:
             group.rewards = self._reward(number, group)
-            groups.append(group)
         self.prompts.learn(groups)
         return groups
+
+    def _ask(self, judge: Judge, groups: Sequence[Group]) -> None:
+        """Give every rollout what the judge says of it. It does not see the right answer."""
+        scores = iter(
+            judge.score(
+                [
+                    Candidate(group.problem.id, group.problem.question, self.tokenizer.decode(rollout.ids))
+                    for group in groups
+                    for rollout in group.rollouts
+                ]
+            )
+        )
+        for group in groups:
+            group.judged = judge_reward([next(scores) for _ in group.rollouts], self.config.reward.judge_form)
 
     def _reward(self, number: int, group: Group) -> Array:
         config = self.config.reward
         rewards = group.correct.astype(np.float64)
+        if group.judged is not None:
+            rewards = with_judge(rewards, group.judged, config.judge_weight)
         if config.length_weight > 0 and number >= config.length_from:
             rewards += config.length_weight * length_reward(group.lengths, group.correct)
         if config.overlong_buffer > 0:
@@ -126,6 +147,12 @@ class Rollouts:
         if config.repetition_penalty > 0:
             rewards -= config.repetition_penalty * np.array([r.finish == "repetition" for r in group.rollouts])
         return rewards
+
+
+def _judge(config: Config) -> Judge:
+    from reasonlab.judges.published import open_judge  # only where a judge is named
+
+    return open_judge(config.reward.judge, device=config.device, workers=config.threads)
 
 
 class WorkedSolutions:
