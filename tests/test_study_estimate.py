@@ -374,7 +374,7 @@ def test_the_squares_of_long_contexts_are_those_of_drawn_lengths() -> None:
         ({"contrast": False}, 150 + 330 + 1500, 500, 0.25, True),
         ({"replay_filter": False}, 150 + 330 + 3000, 500, 1.0, True),
         ({"max_tokens": 200}, 150 + 330 + 3000, 200, 0.25, True),
-        ({"target": "correct"}, 150, 1500, 1.0, False),
+        ({"learn": "correct"}, 150, 1500, 1.0, False),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

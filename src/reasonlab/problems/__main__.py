@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import count
 from random import Random
 from textwrap import indent
 
 from reasonlab.keys import key
 from reasonlab.problems.corpus import retrospect
 from reasonlab.problems.families import FAMILIES, HARDER_LEVELS, TRAINING_LEVELS, Family, render
+from reasonlab.problems.misconceptions import MISCONCEPTIONS, misled
 from reasonlab.problems.reflections import hinted_prompt, retrospective_prompt
 from reasonlab.problems.tiny_world import Drawn, draw
 
@@ -58,12 +60,27 @@ planted mistake and its consequences; the reflection there is always true, and a
 worked. A hint may also be the rule alone. Only the last line of a text is learnt.
 """
 
+_MISCONCEPTIONS = """\
+## Misconceptions
+
+For the study `mel-vs-grpo` two models (`tiny-1m-misled`, which ships, and `tiny-10m-misled`) are pre-trained on text
+that is often wrong, and always in the same way: in each family the first or the last step is done with another
+operation (`problems/misconceptions.py`), and the rest follows from it. Where that would leave the numbers of the tiny
+world, at most two times in ten, there is no wrong way. Direct answers are misled as well.
+
+Half of the reflections in that corpus are on these mistakes. After a hint the solution is right if the hint names the
+step in question, and as often misled as any other text if it does not: a hint must be good to help. (A hint that is the
+rule alone counts as naming the step if the reflection that it was taken from does.)
+"""
+
 _REFLECTED = ("sum", "division", "gcd", "word")
 
 
 def page() -> str:
     """The page in Markdown."""
-    return "\n".join([_INTRODUCTION, *(_section(family) for family in FAMILIES.values()), _reflections()])
+    return "\n".join(
+        [_INTRODUCTION, *(_section(family) for family in FAMILIES.values()), _reflections(), _misconceptions()]
+    )
 
 
 def _section(family: Family) -> str:
@@ -95,6 +112,18 @@ def _reflections() -> str:
         solution = render(drawn.solution, "worked", Random(0))
         texts.append(f"{hinted_prompt(question, reflection)}{solution}<eos>\n")
     return "\n".join([_REFLECTIONS, *(indent(text, "    ") for text in texts)])
+
+
+def _misconceptions() -> str:
+    rows = []
+    for family, held in MISCONCEPTIONS.items():
+        numbers = (draw(family, 3, "train", number) for number in count())
+        drawn, told = next((one, wrong) for one in numbers if (wrong := misled(one)) is not None)
+        example = f"`{drawn.problem.question}` `{told.rendered('worked', Random(0))}`"
+        rows.append(f"| {family} | {held.place} | {100 * held.temptation:.0f} % | {example} |")
+    return "\n".join(
+        [_MISCONCEPTIONS, "| family | step | of the texts | for instance |", "|---|---|---|---|", *rows, ""]
+    )
 
 
 if __name__ == "__main__":

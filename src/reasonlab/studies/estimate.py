@@ -323,7 +323,8 @@ def _models(rows: Sequence[ArmEstimate]) -> str:
     arms: dict[tuple[str, int], list[str]] = {}
     for row in rows:
         arms.setdefault((row.model, row.parameters), []).append(row.arm)
-    return "\n".join(f"{model}, {count:,} parameters: {', '.join(of)}" for (model, count), of in arms.items())
+    lines = (f"{model}, {count:,} parameters: {', '.join(of)}" for (model, count), of in arms.items())
+    return "\n".join(fill(line, WIDTH, subsequent_indent="  ") for line in lines)
 
 
 def _left_out(recipe: StudyRecipe) -> list[str]:
