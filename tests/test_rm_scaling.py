@@ -40,19 +40,10 @@ from reasonlab.model.tiny_tokenizer import TinyTokenizer, save
 from reasonlab.model.transformer import Transformer
 from reasonlab.studies.plan import Plan
 from reasonlab.studies.recipe import SCALES, StudyRecipe, StudySettings, Writer, own_recipe, study_recipe
-from reasonlab.studies.rm_scaling import (
-    Judges,
-    Panels,
-    claims,
-    measure,
-    panels_of,
-    pieces,
-    read_measured,
-    rm_at_8,
-    sample,
-    train_judge,
-)
+from reasonlab.studies.rm_judges import measure, read_measured, rm_at_8, sample
+from reasonlab.studies.rm_scaling import Judges, Panels, claims, panels_of, pieces
 from reasonlab.studies.rm_scaling_estimate import estimate, judge_estimate
+from reasonlab.studies.runner import train_judge
 from reasonlab.train.pretrain import RECIPES
 
 MINIATURE = """

@@ -17,9 +17,17 @@ import numpy as np
 
 from reasonlab.errors import UserError
 from reasonlab.figures.frame import MARGIN, NO_BREAK_SPACE, WIDTH, Frame, counted, text_width
-from reasonlab.figures.panel_grid import FORCED, TOTAL, family_names, of_panel, panel_title, questions_asked
+from reasonlab.figures.panel_grid import (
+    FORCED,
+    TOTAL,
+    family_names,
+    of_panel,
+    panel_title,
+    percent_scale,
+    questions_asked,
+)
 from reasonlab.figures.published import MEL_PAPER, mel
-from reasonlab.figures.style import BLUE, GREEN, GREY, HAIRLINE, VERMILION, bare, house_style, save
+from reasonlab.figures.style import BLUE, GREEN, GREY, HAIRLINE, VERMILION, house_style, save
 from reasonlab.figures.tables import METRICS, PASS_1, PanelRow, Record, ScoreRow
 
 if TYPE_CHECKING:
@@ -43,7 +51,7 @@ _AVERAGE_RIGHT, _FAMILIES_LEFT = 4.1, 4.65  # the average ends, and the families
 _PUBLISHED_RIGHT, _TABLE_LEFT = 5.45, 6.05
 _BETWEEN = 0.95  # from the axes of one row down to the next row's heading
 _LINE = 0.19  # of the table
-_LEAST_SPAN = 20.0  # percentage points a panel shows at least: noise is not blown up to look like an effect
+_LEAST_SPAN = 20.0  # percentage points a panel shows at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,17 +241,9 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float], style: dict[str, A
 
 
 def _scales(axes: Axes, values: Iterable[float], size: float) -> None:
-    """Limits that hold every interval, within what is possible."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    bare(axes)
-    axes.grid(axis="y")
-    known = [value for value in values if math.isfinite(value)] or [0.0, 100.0]
-    low, high = min(known), max(known)
-    margin = max(0.08 * (high - low), (_LEAST_SPAN - (high - low)) / 2)
-    axes.set_ylim(max(0.0, low - margin), min(100.0, high + margin))
-    axes.yaxis.set_major_locator(MaxNLocator(4 if size <= 1 else 7, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    percent_scale(axes, values, size, _LEAST_SPAN)
     axes.xaxis.set_major_locator(MaxNLocator(4 if size <= 1 else 6, integer=True, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 

@@ -117,6 +117,21 @@ def panel_title(axes: Axes, name: str, variants: Sequence[str], size: float = 1.
     axes.set_title(note, loc="right", fontsize=6 + 2 * size, color=GREY, pad=6)
 
 
+def percent_scale(axes: Axes, values: Iterable[float], size: float, least_span: float) -> None:
+    """Limits that hold every value, within what is possible and at least so many points apart: noise is not blown up
+    to look like an effect."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    bare(axes)
+    axes.grid(axis="y")
+    known = [value for value in values if math.isfinite(value)] or [0.0, 100.0]
+    low, high = min(known), max(known)
+    margin = max(0.08 * (high - low), (least_span - (high - low)) / 2)
+    axes.set_ylim(max(0.0, low - margin), min(100.0, high + margin))
+    axes.yaxis.set_major_locator(MaxNLocator(4 if size <= 1 else 7, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
 def _curve(
     axes: Axes,
     x: Sequence[int],

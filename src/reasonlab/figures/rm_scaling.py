@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from reasonlab.errors import UserError
 from reasonlab.figures.frame import NO_BREAK_SPACE, WIDTH, Frame, counted
-from reasonlab.figures.panel_grid import panel_title
+from reasonlab.figures.panel_grid import panel_title, percent_scale
 from reasonlab.figures.published import ACEMATH, acemath
 from reasonlab.figures.style import GREY, INK, bare, house_style, save
 from reasonlab.figures.tables import AVERAGE, MAJORITY, ORACLE, ProgressRow, Record, ReferenceRow
@@ -34,7 +34,7 @@ _ROW, _GAP = 1.2, 0.5  # inches: the height of a small panel, and of what lies b
 _HEAD, _TITLES, _FOOT, _BETWEEN, _LOWER = 0.9, 1.06, 0.9, 0.95, 2.5
 _LEFT, _RIGHT = 0.75, 0.3
 _AVERAGE_RIGHT, _FAMILIES_LEFT = 4.1, 4.65
-_LEAST_SPAN = 10.0  # percentage points a panel shows at least: noise is not blown up to look like an effect
+_LEAST_SPAN = 10.0  # percentage points a panel shows at least
 _SETS = ("GSM8K", "MATH500", "Minerva", "GaoKao2023En")  # whose curves could be read
 
 References = Mapping[tuple[str, str], ReferenceRow]
@@ -189,7 +189,7 @@ def _panel(
         drawn += y
         if size > 1:  # in the small panels bands may leave the panel, curves never
             drawn += [*low, *high]
-    _scale(axes, drawn, size)
+    percent_scale(axes, drawn, size, _LEAST_SPAN)
     axes.set_xlim(0, 1.02)
     axes.xaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1] if size > 1 else [0, 0.5, 1]))
     axes.xaxis.set_major_formatter("{x:g}")
@@ -198,19 +198,6 @@ def _panel(
     ends = f"{last[0]:.0f} → {last[1]:.0f} %"
     notes = [f"at the end {last[0]:.1f} → {last[1]:.1f} %"] if size > 1 else [ends, ends.removesuffix(" %")]
     panel_title(axes, panel + "*" * hard, notes, size)
-
-
-def _scale(axes: Axes, values: Iterable[float], size: float) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    bare(axes)
-    axes.grid(axis="y")
-    known = [value for value in values if math.isfinite(value)] or [0.0, 100.0]
-    low, high = min(known), max(known)
-    margin = max(0.08 * (high - low), (_LEAST_SPAN - (high - low)) / 2)
-    axes.set_ylim(max(0.0, low - margin), min(100.0, high + margin))
-    axes.yaxis.set_major_locator(MaxNLocator(4 if size <= 1 else 7, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter("{x:g}")
 
 
 def _legend(frame: Frame, rows: Sequence[ProgressRow], looks: Mapping[str, dict[str, Any]], y: float) -> None:
@@ -265,7 +252,7 @@ def _ends(
                 axes.vlines(row.parameters, 100 * row.low, 100 * row.high, color=look["color"], linewidth=1.4)
                 drawn += [100 * row.low, 100 * row.high]
         drawn += y
-    _scale(axes, drawn, 1.0)
+    percent_scale(axes, drawn, 1.0, _LEAST_SPAN)
     _size_axis(axes, list(sizes.values()))
     axes.set_ylabel("rm@8 (%)")
     first = curves[next(iter(looks))][0].progress

@@ -12,14 +12,11 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -29,6 +26,7 @@ from safetensors.torch import save_file
 from reasonlab.config import LearnerConfig
 from reasonlab.errors import UserError
 from reasonlab.hardware import prepare
+from reasonlab.interruption import asks_to_stop
 from reasonlab.judges.formats import Encoded, own_format
 from reasonlab.judges.inputs import read_candidates
 from reasonlab.judges.learner import JudgedExample, JudgeLearner, judged, judged_list
@@ -211,7 +209,7 @@ class JudgeTrainer:
         """Train to the end or until interrupted; returns the status that the record ends with."""
         started = time.monotonic() - self.state.seconds
         status = "finished"
-        with self._finish_step_on_interrupt():
+        with asks_to_stop(self._ask_to_stop):
             while self.state.iteration < self.total:
                 if self.stop_requested:
                     status = "interrupted"
@@ -264,24 +262,8 @@ class JudgeTrainer:
         self.record.event("checkpoint", self.state.iteration, name=name)
         self.record.sync()
 
-    @contextmanager
-    def _finish_step_on_interrupt(self) -> Iterator[None]:
-        """The first Ctrl-C lets the step finish and saves; a second one stops at once."""
-
-        def handle(signum: int, frame: FrameType | None) -> None:
-            if self.stop_requested:
-                raise KeyboardInterrupt
-            self.stop_requested = True
-
-        try:
-            previous = signal.signal(signal.SIGINT, handle)
-        except ValueError:  # not the main thread: whoever owns it handles signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
+    def _ask_to_stop(self) -> None:
+        self.stop_requested = True
 
 
 def start(

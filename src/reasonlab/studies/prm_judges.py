@@ -25,18 +25,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reasonlab.config import Config
-from reasonlab.errors import UserError
 from reasonlab.evaluate.evaluator import FORCED_STYLE, TinyFormat
 from reasonlab.evaluate.graders import grade_response
 from reasonlab.judges.encoders import HashedNgrams
 from reasonlab.judges.exact_labels import exact_labels
 from reasonlab.judges.monte_carlo import monte_carlo
 from reasonlab.judges.scoring import ModelJudge
-from reasonlab.judges.settings import JudgeConfig, load_judge_recipe
+from reasonlab.judges.settings import JudgeConfig
 from reasonlab.judges.steps import cut
 from reasonlab.judges.targets import step_targets, worked_reference
 from reasonlab.judges.templates import follow_operations, tiny_template
-from reasonlab.judges.training import checkpoints_of, resume, start
+from reasonlab.judges.training import checkpoints_of
 from reasonlab.judges.types import (
     Candidate,
     Labelled,
@@ -51,8 +50,8 @@ from reasonlab.model.ladder import resolve_model
 from reasonlab.problems.problem import Problem
 from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
 from reasonlab.rollout.types import Sampling
-from reasonlab.runs.record import read_run
 from reasonlab.studies.recipe import StudySettings
+from reasonlab.studies.runner import train_judge as train_to_the_end
 from reasonlab.terminal import make_observer
 from reasonlab.train.sample import open_engine, sample_groups
 
@@ -243,18 +242,7 @@ def train_judge(judge: JudgeName, config: Config, settings: StudySettings, root:
         device=config.device,
         threads=config.threads,
     )
-    exists = (out / "run.json").exists()
-    if exists:
-        before = load_judge_recipe(out / "config.toml").model_copy(update={"threads": recipe.threads})
-        if before != recipe:
-            raise UserError(f"the judge in {out} was made with another recipe", "Choose another --out for this study")
-        if read_run(out)["status"] == "finished":
-            return
-    with make_observer(1, str(judge)) as observer:
-        report = observer.progress
-        trainer = resume(out, report) if exists else start(recipe, out, list(command), report)
-        if trainer.run() == "interrupted":
-            raise KeyboardInterrupt
+    train_to_the_end(recipe, out, command)
 
 
 # --- what the judges say ---------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from typing import Any
 
 from reasonlab.config import Config, load_recipe
 from reasonlab.errors import UserError
+from reasonlab.judges.settings import JudgeConfig, load_judge_recipe
 from reasonlab.runs.record import read_run
 
 
@@ -180,6 +181,26 @@ def train(config: Config, out: Path, command: Sequence[str]) -> None:
         outcome = run_guarded(trainer)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
+
+
+def train_judge(config: JudgeConfig, out: Path, command: Sequence[str]) -> None:
+    """Train a judge to its end in `out`, from where it was left; a finished one is left alone."""
+    from reasonlab.judges.training import resume, start
+    from reasonlab.terminal import make_observer
+
+    exists = (out / "run.json").exists()
+    if exists:
+        before = load_judge_recipe(out / "config.toml").model_copy(update={"threads": config.threads})
+        if before != config:
+            difference = first_difference(before.model_dump(), config.model_dump()) or "another recipe"
+            raise UserError(f"the judge in {out} was trained with {difference}", "Choose another --out")
+        if read_run(out)["status"] == "finished":
+            return
+    with make_observer(1, f"{out.parent.name}/{out.name}") as observer:
+        report = observer.progress
+        trainer = resume(out, report) if exists else start(config, out, command, report)
+        if trainer.run() == "interrupted":
+            raise KeyboardInterrupt
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

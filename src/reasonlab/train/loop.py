@@ -7,14 +7,11 @@ run continues from its newest checkpoint and arrives at the same bits; the work 
 from __future__ import annotations
 
 import copy
-import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +24,7 @@ from reasonlab.evaluate.control import FORCED_SUITE, SUITE
 from reasonlab.evaluate.evaluator import FORCED_STYLE, Summary, evaluate, summarise
 from reasonlab.grading.grade import Grade
 from reasonlab.hardware import prepare
+from reasonlab.interruption import asks_to_stop
 from reasonlab.keys import key
 from reasonlab.methods import build_method, mel
 from reasonlab.methods.group import Group, Method, example
@@ -131,7 +129,7 @@ class Trainer:
         """Train to the last iteration, or until interrupted or past the deadline (in `time.monotonic` seconds)."""
         total, status = self.config.iterations, "finished"
         started = time.monotonic() - self.state.seconds
-        with self._finish_step_on_interrupt():
+        with asks_to_stop(self._ask_to_stop):
             if self.state.iteration == 0 and self.config.evaluate.every:
                 self._evaluate(0, both_ends=True)
             while self.state.iteration < total:
@@ -290,25 +288,9 @@ class Trainer:
         self.record.event("alarm", number, alarm=kind, text=text)
         self.observer.alarm(number, text)
 
-    @contextmanager
-    def _finish_step_on_interrupt(self) -> Iterator[None]:
-        """The first Ctrl-C lets the iteration finish and saves; a second one stops at once."""
-
-        def handle(signum: int, frame: FrameType | None) -> None:
-            if self.stop_requested:
-                raise KeyboardInterrupt
-            self.stop_requested = True
-            self.observer.alarm(self.state.iteration, "interrupted: finishing this iteration, then saving")
-
-        try:
-            previous = signal.signal(signal.SIGINT, handle)
-        except ValueError:  # not the main thread: whoever owns it handles signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
+    def _ask_to_stop(self) -> None:
+        self.stop_requested = True
+        self.observer.alarm(self.state.iteration, "interrupted: finishing this iteration, then saving")
 
 
 def start(config: Config, out: Path, argv: Sequence[str], observer: Observer) -> Trainer:
