@@ -105,9 +105,9 @@ _MISLED: dict[str, Any] = {
 
 # How far models are trained: far enough to think well, not so far that nothing is left to learn. The smallest ship.
 RECIPES = {
-    "tiny-0.03m": Pretraining("tiny-0.03m", steps=6000, lr=4e-3, processes=5),
-    "tiny-0.06m": Pretraining("tiny-0.06m", steps=6000, lr=4e-3, processes=5),
-    "tiny-0.1m": Pretraining("tiny-0.1m", steps=6000, lr=3e-3, processes=5),
+    "tiny-0.03m": Pretraining("tiny-0.03m", steps=5000, lr=4e-3, processes=5),
+    "tiny-0.06m": Pretraining("tiny-0.06m", steps=5000, lr=4e-3, processes=5),
+    "tiny-0.1m": Pretraining("tiny-0.1m", steps=5000, lr=3e-3, processes=5),
     "tiny-0.2m": Pretraining("tiny-0.2m", steps=5000, lr=2e-3, processes=5),
     "tiny-0.3m": Pretraining("tiny-0.3m", steps=5000, lr=2e-3, processes=5),
     "tiny-1m": Pretraining("tiny-1m", steps=2400, lr=2e-3, processes=5),
