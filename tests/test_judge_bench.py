@@ -22,7 +22,7 @@ from reasonlab.judges.bench import (
     selection_curves,
     weighted_majority,
 )
-from reasonlab.judges.process_bench import Threshold, choose_threshold, first_below, process_bench
+from reasonlab.judges.process_bench import Threshold, blind_f1, choose_threshold, first_below, process_bench
 from reasonlab.judges.types import Candidate
 
 
@@ -239,6 +239,17 @@ def test_f1_by_hand() -> None:
     assert found.noticed == pytest.approx(2 / 3)
     assert (found.wrong_samples, found.right_samples) == (3, 2)
     assert found.f1.low <= found.f1.estimate <= found.f1.high
+
+
+def test_guessing_is_worth_what_the_best_guesser_gets() -> None:
+    """Against every mixture of "no error" and one place, tried out."""
+    counts, labels = [3, 4, 5, 3, 2, 2], [2, 3, 4, 0, -1, -1]  # three of four errors in the last step
+    found = blind_f1(counts, labels)
+    chances = np.linspace(0, 1, 10001)[1:]
+    a, b = (1 - chances) * 3 / 4, chances
+    assert found == pytest.approx(float((2 * a * b / (a + b)).max()), abs=1e-6)
+    assert blind_f1([9, 8, 7, 5], [1, 1, 2, -1]) == pytest.approx(2 * (2 / 3) / (1 + (2 / 3) ** 0.5) ** 2)
+    assert blind_f1([2, 2], [1, 1]) == blind_f1([2, 2], [-1, -1]) == 0
 
 
 SAMPLES = st.lists(

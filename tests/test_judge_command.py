@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from random import Random
@@ -17,10 +18,12 @@ from chat_server import ChatServer, Reply, completion, serving
 
 from reasonlab.cli import main
 from reasonlab.errors import UserError
-from reasonlab.judges import score_log
-from reasonlab.judges.opened import open_at_work
-from reasonlab.judges.score_log import ScoreLog, chunks, score_all
-from reasonlab.judges.types import Candidate, read_labels, read_pool, read_scores, write_pool
+from reasonlab.judges import label_command, monte_carlo, score_log, templates
+from reasonlab.judges.exact_labels import exact_labels
+from reasonlab.judges.llm_labels import judge_prompt
+from reasonlab.judges.opened import JudgeAtWork, open_at_work
+from reasonlab.judges.score_log import chunks, open_log, score_all
+from reasonlab.judges.types import Candidate, Scored, read_labels, read_pool, read_scores, write_pool
 from reasonlab.problems.families.steps import render
 from reasonlab.problems.reflections import spoiled
 from reasonlab.problems.tiny_world import Split, draw
@@ -132,22 +135,27 @@ def test_scores_come_in_the_order_of_the_pool_and_once(place: Path, tmp_path: Pa
     assert "exists and is not by this judge" in mistake(capsys, *other)
 
 
+def killed(words: list[str], smaller: str, log: Path, lines: int) -> None:
+    """Start a command with smaller chunks in a process of its own, and kill it when its log has so many lines."""
+    code = (
+        f"import sys; from reasonlab.judges import score_log, label_command; {smaller}; "
+        "from reasonlab.cli import main; main(sys.argv[1:])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, *words])
+    while not log.is_file() or log.read_bytes().count(b"\n") < lines:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+
+
 def test_killed_and_continued_it_writes_the_same_bytes(
     place: Path, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_pool(tmp_path / "pool.jsonl", pool(200, 6, seed=5))
     words = ["judge", "score", str(tmp_path / "pool.jsonl"), "--judge", str(place / "orm"), "--threads", "1", "--out"]
-    code = (
-        "import sys; from reasonlab.judges import score_log; score_log.CHUNK = 2000; "
-        "from reasonlab.cli import main; main(sys.argv[1:])"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, *words, str(tmp_path / "killed.jsonl")])
     log = tmp_path / "killed.jsonl.scoring"
-    while not log.is_file() or log.stat().st_size < 10_000:
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
+    killed([*words, str(tmp_path / "killed.jsonl")], "score_log.CHUNK = 2000", log, 100)
     assert not (tmp_path / "killed.jsonl").exists()
     with log.open("ab") as file:
         file.write(b'{"name": "torn')
@@ -163,25 +171,28 @@ def test_killed_and_continued_it_writes_the_same_bytes(
 def test_what_is_in_the_log_is_not_scored_again(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_log, "CHUNK", 1000)
     candidates = read_pool(place / "test.jsonl")
-    borders = list(chunks(candidates))
+    borders = list(chunks(candidates, 1000))
     assert len(borders) > 2
     assert [i for chunk in borders for i in chunk] == list(range(len(candidates)))
     assert all(candidates[c.start].problem != candidates[c.start - 1].problem for c in borders[1:])
     judge = open_at_work("exact")
     done: list[int] = []
-    with ScoreLog.open(tmp_path / "log", judge.identity) as log:
+    with open_log(tmp_path / "log", {"judge": {"kind": "nobody"}}, Scored):
+        pass  # a mistake was made before anything was scored: that must not be in the way
+    whose = {"judge": judge.identity}
+    with open_log(tmp_path / "log", whose, Scored) as log:
         first = score_all(judge, candidates[: borders[1].stop], log, done.append)
-    with ScoreLog.open(tmp_path / "log", judge.identity) as log:
+    with open_log(tmp_path / "log", whose, Scored) as log:
         known = set(log.known)
         monkeypatch.setattr(judge.judge, "score", refuse_known(judge.judge.score, known), raising=False)
         everything = score_all(judge, candidates, log, done.append)
-        with pytest.raises(UserError, match="another process"), ScoreLog.open(tmp_path / "log", judge.identity):
+        with pytest.raises(UserError, match="another process"), open_log(tmp_path / "log", whose, Scored):
             pass
     assert everything[: len(first)] == first
     assert sum(done) == len(first) + len(candidates)
     with (
-        pytest.raises(UserError, match="scores of another judge"),
-        ScoreLog.open(tmp_path / "log", {"kind": "other"}),
+        pytest.raises(UserError, match=r'judge\.kind is "exact" there and "other" now'),
+        open_log(tmp_path / "log", {"judge": {"kind": "other"}}, Scored),
     ):
         pass
 
@@ -200,7 +211,6 @@ def test_long_responses_are_read_in_windows_and_told_or_refused(place: Path, tmp
     words = ["judge", "score", tmp_path / "long.jsonl", "--judge", place / "prm", "--out", tmp_path / "scores.jsonl"]
     assert "has" in mistake(capsys, *words, "--long", "refuse")
     assert not (tmp_path / "scores.jsonl").exists()
-    (tmp_path / "scores.jsonl.scoring").unlink()
     assert main([str(word) for word in words]) == 0
     assert "note: 1 responses exceed the judge's positions" in capsys.readouterr().err
     assert len(read_scores(tmp_path / "scores.jsonl", read_pool(tmp_path / "long.jsonl"))[3].steps) == 202
@@ -253,6 +263,56 @@ def test_the_threshold_is_chosen_on_another_split(place: Path, tmp_path: Path, c
     (tmp_path / "processbench_gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = run(capsys, "judge", "bench", "processbench", "--data", tmp_path, "--judge", place / "prm")
     assert "gsm8k  1      1 " in out
+
+
+def test_a_benchmark_keeps_what_the_judge_said(
+    place: Path, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, it goes on; and another benchmark of the same pool asks the judge nothing."""
+    write_pool(tmp_path / "pool.jsonl", pool(200, 6, seed=5))
+    words = ["judge", "bench", "rm", str(tmp_path / "pool.jsonl"), "--judge", str(place / "orm"), "--threads", "1"]
+    words += ["--k", "4"]
+    identity = open_at_work(str(place / "orm")).identity
+    log = score_log.kept_beside(tmp_path / "pool.jsonl", identity)
+    killed(words, "score_log.CHUNK = 2000", log, 100)
+    before = log.read_bytes()
+    assert before.count(b"\n") < 1201, "it was killed on the way"
+    monkeypatch.setattr(score_log, "CHUNK", 2000)
+    continued = run(capsys, *words, "--json")
+    assert log.read_bytes().startswith(before)
+    assert log.read_bytes().count(b"\n") == 1201
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pool.jsonl", log.name]
+    scores = tmp_path / "scores.jsonl"
+    run(capsys, "judge", "score", tmp_path / "pool.jsonl", "--judge", place / "orm", "--threads", "1", "--out", scores)
+    assert continued == run(capsys, *words[:4], "--k", "4", "--scores", scores, "--json")
+    monkeypatch.setattr(JudgeAtWork, "score", lambda *_: pytest.fail("the judge was asked again"))
+    assert run(capsys, *words, "--json") == continued
+    run(capsys, *words, "--k", "2", "--seeds", "10", "--seed", "1")
+    run(capsys, "judge", "bench", "best-of-n", *words[3:8], "--n", "1,2")
+
+
+def test_each_split_of_processbench_keeps_its_scores(
+    place: Path, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pool", "test"):
+        (tmp_path / f"{name}.jsonl").write_bytes((place / f"{name}-labels.jsonl").read_bytes())
+    files = [tmp_path / "pool.jsonl", tmp_path / "test.jsonl"]
+    words = ["judge", "bench", "processbench", "--judge", place / "prm", "--json"]
+    both = json.loads(run(capsys, *words, *files))
+    assert len(list(tmp_path.glob("pool.jsonl.judged-*"))) == len(list(tmp_path.glob("test.jsonl.judged-*"))) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(JudgeAtWork, "score", lambda *_: pytest.fail("the judge was asked again"))
+        assert json.loads(run(capsys, *words, files[1]))["splits"]["test"] == both["splits"]["test"]
+        run(capsys, *words, *files, "--choose-on", "pool")
+    for kept in tmp_path.glob("*.judged-*"):
+        kept.unlink()
+    monkeypatch.setattr("reasonlab.judges.bench_command.os.access", lambda *_: False)  # root may write everywhere
+    capsys.readouterr()
+    assert main([str(word) for word in [*words, files[1]]]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["splits"]["test"] == both["splits"]["test"]
+    assert "note: the scores are not kept, because" in shown.err
+    assert not list(tmp_path.glob("*.judged-*"))
 
 
 def test_selection_takes_the_best_and_reports_what_it_left(place: Path, tmp_path: Path, capsys: Output) -> None:
@@ -313,10 +373,103 @@ def test_labels_by_rollouts_and_by_a_language_model(
     assert all(one.steps[-1] == 0 and set(one.steps[:-1]) <= {1.0} for one in read_labels(tmp_path / "llm.jsonl"))
 
 
+@pytest.mark.parametrize("source", ["monte-carlo", "trajectory"])
+def test_killed_labelling_continues_to_the_same_bytes(
+    source: str, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pool(tmp_path / "pool.jsonl", pool(20, 4, seed=3))
+    words = ["judge", "label", str(tmp_path / "pool.jsonl"), "--model", "tiny-0.3m", "--threads", "1"]
+    mine = ["--source", source, "--completions", "2"]
+    out = ["--out", str(tmp_path / "killed.jsonl")]
+    log = tmp_path / "killed.jsonl.labelling"
+    killed([*words, *mine, *out], "label_command.CHUNK = 800", log, 20)
+    assert not (tmp_path / "killed.jsonl").exists()
+    known = {json.loads(line)["name"] for line in log.read_bytes().splitlines()[1:]}
+    assert len(known) < 75, "it was killed on the way"
+    with log.open("ab") as file:
+        file.write(b'{"name": "torn')
+    assert "completions is 2 there and 3 now" in mistake(capsys, *words, *mine, "--completions", "3", *out)
+    assert "sampling.temperature is 1.0 there" in mistake(capsys, *words, *mine, "--temperature", "0.5", *out)
+    assert "model is " in mistake(capsys, *words, *mine, "--model", "tiny-1m", *out)
+    assert "labels of another source" in mistake(capsys, *words, "--source", "exact", *out)
+    other = {"monte-carlo": "trajectory", "trajectory": "monte-carlo"}[source]
+    assert f'source is "{source}" there and "{other}" now' in mistake(capsys, *words, *mine, "--source", other, *out)
+
+    worker = (monte_carlo, "monte_carlo") if source == "monte-carlo" else (templates, "tiny_rewards")
+    work, seen = getattr(*worker), set[str]()
+
+    def watched(part: list[Candidate], *rest: Any) -> Any:
+        seen.update(map(score_log.name_of, part))
+        return work(part, *rest)
+
+    monkeypatch.setattr(*worker, watched)
+    monkeypatch.setattr(label_command, "CHUNK", 800)
+    run(capsys, *words, *mine, *out)
+    assert seen
+    assert not seen & known, "what was known was done again"
+    assert not log.exists()
+    run(capsys, *words, *mine, "--out", tmp_path / "whole.jsonl")
+    assert (tmp_path / "killed.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_killed_reader_is_not_asked_twice(tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_pool(tmp_path / "pool.jsonl", pool(12, 2, seed=3))
+    killed_already, answered = threading.Event(), 0
+
+    def rule(prompt: str, attempt: int, body: dict[str, Any]) -> Reply:
+        """The same reply to the same request; but for a while only to the first twelve."""
+        nonlocal answered
+        answered += 1
+        if answered > 12:
+            killed_already.wait(60)
+        steps = prompt.count('<step number="')
+        first_wrong = body["seed"] % (steps + 1) - 1
+        if body["seed"] % 2 == 0:
+            return completion("no JSON at all")
+        scores = [float(step != first_wrong) for step in range(steps)]
+        return completion(json.dumps({"scores": scores, "first_wrong": first_wrong}))
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serving(ChatServer(rule)) as server:
+        words = ["judge", "label", str(tmp_path / "pool.jsonl"), "--source", "endpoint", "--url", server.url]
+        words += ["--rule", "tiny", "--concurrency", "2", "--out"]
+        log = tmp_path / "killed.jsonl.labelling"
+        killed([*words, str(tmp_path / "killed.jsonl")], "pass", log, 4)
+        killed_already.set()
+        known = {json.loads(line)["name"] for line in log.read_bytes().splitlines()[1:]}
+        assert len(known) >= 3
+        assert "show_answer is false there" in mistake(capsys, *words, tmp_path / "killed.jsonl", "--show-answer")
+        asked = server.attempts.copy()
+        run(capsys, *words, tmp_path / "killed.jsonl")
+        assert not log.exists()
+        again = set(server.attempts - asked)
+        kept = [one for one in read_pool(tmp_path / "pool.jsonl") if score_log.name_of(one) in known]
+        assert not again & {judge_prompt(one, "tiny") for one in kept}
+        told = run(capsys, *words, tmp_path / "whole.jsonl")
+    assert "(the reply does not end with a JSON object)" in told
+    assert (tmp_path / "killed.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_trajectory_labels_are_targets_of_steps_and_what_following_is_worth(tmp_path: Path, capsys: Output) -> None:
+    write_pool(tmp_path / "pool.jsonl", pool(12, 4, seed=3))
+    words = ["judge", "label", tmp_path / "pool.jsonl", "--source", "trajectory", "--threads", "1"]
+    assert "48 of 48 candidates" in run(capsys, *words, "--completions", "4", "--out", tmp_path / "labels.jsonl")
+    found = read_labels(tmp_path / "labels.jsonl")
+    assert {one.final for one in found} <= {0.0, 0.25, 0.5, 0.75, 1.0}
+    right, spoiled_ = ([one for one in found if one.candidate.correct is wanted] for wanted in (True, False))
+    for value in (lambda one: one.final, lambda one: min(one.steps)):
+        assert sum(map(value, right)) > sum(map(value, spoiled_))
+    quality = [exact_labels(one.candidate).values for one in found]
+    assert any(0 < step < 1 for one in found for step in one.steps), "they are more than the quality"
+    assert [one.steps[-1] for one in found] == [values[-1] for values in quality], "the answer has a quality only"
+
+
 # --- best-of-N in evaluations ------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_is_judged_beside_its_answers(place: Path, tmp_path: Path, capsys: Output) -> None:
+def test_an_evaluation_is_judged_beside_its_answers(
+    place: Path, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "evaluation"
     words = ["eval", "tiny-0.3m", "--problems", "24", "--k", "4", "--levels", "1,2", "--threads", "1", "--out", out]
     run(capsys, *words)
@@ -334,7 +487,10 @@ def test_an_evaluation_is_judged_beside_its_answers(place: Path, tmp_path: Path,
     assert json.loads(again)["best_of"]["scores"]["tiny"]["n"] == 4
     assert json.loads(again)["best_of"]["weight"] == "sigmoid"
     assert len(list(out.glob("judged-*.jsonl"))) == 2
-    # The directory is a pool as well, and the benchmark of pools agrees with the evaluation.
+    # The directory is a pool as well, with the scores of its judges, and the benchmark agrees with the evaluation.
+    with monkeypatch.context() as patch:
+        patch.setattr(JudgeAtWork, "score", lambda *_: pytest.fail("the judge was asked again"))
+        run(capsys, "judge", "bench", "best-of-n", out, "--judge", place / "orm", "--n", "4")
     pooled = run(capsys, "judge", "bench", "best-of-n", out, "--judge", "exact", "--n", "4", "--json")
     assert json.loads(pooled)["best-of-N"][0]["estimate"] == pytest.approx(total["best"]["estimate"])
 
@@ -381,6 +537,15 @@ def test_a_judge_that_cannot_read_an_answer_does_not_cost_the_scores(
         (["judge", "label", "open.jsonl", "--source", "exact", "--out", "x"], "no problem of the tiny world"),
         (["judge", "label", "open.jsonl", "--source", "monte-carlo", "--out", "x"], "is not in the pool"),
         (["judge", "label", "pool.jsonl", "--source", "endpoint", "--out", "x"], "needs --url"),
+        (["judge", "label", "open.jsonl", "--source", "trajectory", "--out", "x"], "step_targets (judges/targets.py)"),
+        (
+            ["judge", "label", "pool.jsonl", "--source", "trajectory", "--rule", "newline", "--out", "x"],
+            "Leave out --rule",
+        ),
+        (
+            ["judge", "label", "pool.jsonl", "--source", "trajectory", "--completions", "0", "--out", "x"],
+            "at least 1",
+        ),
         (["judge", "pool", "none", "--out", "x"], "there is no model 'none'"),
         (["select", "pool.jsonl", "--judge", "exact", "--top", "0", "--out", "x"], "--top 0 of 8 candidates"),
         (["select", "pool.jsonl", "--judge", "exact", "--top", "9", "--out", "x"], "--top 9 of 8 candidates"),

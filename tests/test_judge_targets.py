@@ -29,6 +29,7 @@ from reasonlab.judges.targets import (
     fused,
     step_targets,
     thought_and_response,
+    tiny_trajectories,
     worked_reference,
 )
 from reasonlab.judges.templates import (
@@ -226,6 +227,20 @@ def test_what_cannot_be_aligned_is_refused_by_name() -> None:
         step_targets([unfinished], [StepLabels((1.0,), -1)], HashedNgrams())
 
 
+def test_trajectories_join_targets_and_rewards_and_check_the_pool_before_anybody_follows() -> None:
+    candidates = pool()
+    rewards = [TemplateReward(i % 4, 3 if i % 4 else 0) for i in range(len(candidates))]
+    labelled = tiny_trajectories(candidates, lambda _: rewards, seed=1)
+    assert [one.steps for one in labelled] == [tuple(one.fused) for one in targets_of(candidates, seed=1)]
+    assert [one.final for one in labelled[:4]] == [None, 1 / 3, 2 / 3, 1.0]
+    for few, complaint in (
+        (candidates[:2], "too few negatives"),
+        ([Candidate("p", "?", "1")], "no problem of the tiny"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            tiny_trajectories(few, lambda _: pytest.fail("it should have been refused before"))
+
+
 # --- templates ---------------------------------------------------------------------------------------------------
 
 
@@ -255,7 +270,7 @@ def test_the_reward_is_the_share_of_right_answers() -> None:
     drawn = [draw("sum", 1, "train", index) for index in range(3)]
     candidates = [candidate(one, render(one.solution, "worked", Random(0))) for one in drawn]
     candidates.append(candidates[0])
-    templates: list[str | None] = [tiny_template(one) for one in candidates[:2]] + [None, tiny_template(candidates[0])]
+    templates = [*map(tiny_template, candidates[:2]), None, tiny_template(candidates[0])]
     asked: list[int] = []
 
     def rewards(pool: list[Candidate], **options: Any) -> list[TemplateReward | None]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from study_pieces import alive, children, until
 
 from reasonlab.cli import main
 from reasonlab.errors import UserError
@@ -162,6 +167,43 @@ def test_a_finished_study_is_only_judged_again(out: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.gz")}
     assert main(["study", "prm-selection", "--recipe", str(out.parent / "mini.toml"), "--out", str(out)]) == 0
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*.gz")}
+
+
+def killed(command: list[str], begun: Path) -> None:
+    """Start a study in a session of its own, kill it when a file is there, and see all its processes end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "reasonlab.cli", *command], stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        until(lambda: begun.exists() or process.poll() is not None, seconds=180)
+        workers = children(process.pid)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL, "it ended before the moment came"
+    until(lambda: not any(map(alive, workers)))
+
+
+def test_killed_twice_it_ends_with_the_same_tables(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a judge is trained, and, done by two processes, while a policy is trained with a judge's reward."""
+    mine = tmp_path / "out"
+    command = ["study", "prm-selection", "--recipe", str(out.parent / "mini.toml"), "--out", str(mine)]
+    killed(command, mine / "judges" / f"{RESPONSE} tiny-0.3m" / "run.json")
+    first = [*mine.glob("traces/*.gz"), *mine.glob("labels/*.gz"), *mine.glob("judges/*/checkpoints/*/judge.json")]
+    assert {path.parts[len(mine.parts)] for path in first} == {"traces", "labels", "judges"}
+    stamps = {path: path.stat().st_mtime_ns for path in first}
+    assert not (mine / "scores").exists()
+    killed([*command, "--jobs", "2"], mine / "runs/seed-0/rl-steps-0.75/rollouts/000001.jsonl.gz")
+    second = [*mine.glob("scores/*.gz"), *mine.glob("runs/*/answers/*.gz"), *mine.glob("runs/*/sets/*")]
+    assert not (mine / "verdicts.json").exists()
+    stamps |= {path: path.stat().st_mtime_ns for path in second}
+    monkeypatch.setattr("reasonlab.figures.redraw.redraw", lambda *_: [])  # another test looks at the figures
+    assert main(command) == 0
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps, "what was done was done again"
+    for table in (SELECTION, BEST_OF, JUDGE_RL):
+        assert (mine / table).read_bytes() == (out / table).read_bytes()
+    claims = [json.loads((where / "verdicts.json").read_text())["claims"] for where in (mine, out)]
+    assert claims[0] == claims[1]
 
 
 def trace(response: str) -> Candidate:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import orjson
 
 from reasonlab.errors import UserError
 from reasonlab.evaluate.evaluator import Answer
@@ -96,9 +94,10 @@ class Chooser:
         """Score all answers that came, continuing the scores in the directory, and measure."""
         from reasonlab.judges.bench import selection_curves
         from reasonlab.judges.inputs import candidate_of, scored_by
+        from reasonlab.judges.score_log import kept_beside
 
         came = [answer for answer in answers if answer.finish != FAILED]
-        log = None if directory is None else directory / f"judged-{_short_name(self.judging.identity)}.jsonl"
+        log = None if directory is None else kept_beside(directory, self.judging.identity)
         scored = scored_by(self.judging, [candidate_of(answer.row()) for answer in came], log, quiet)
         values = [one.overall(self.alpha, self.steps) for one in scored]
         questions = _questions(came, values)
@@ -153,8 +152,3 @@ def _questions(answers: Sequence[Answer], values: Sequence[float]) -> dict[tuple
         )
         for place, group in groups.items()
     }
-
-
-def _short_name(identity: Mapping[str, Any]) -> str:
-    """Judges apart, whatever their directories are called; the file itself says the rest."""
-    return blake2b(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS), digest_size=6).hexdigest()

@@ -76,7 +76,7 @@ def open_model(arguments: argparse.Namespace) -> OpenedModel:
 
     return OpenedModel(
         tiny=is_tiny,
-        identity={"kind": "checkpoint", "sha256": _checkpoint_sha256(directory), "dtype": str(dtype)[6:]},
+        identity={"kind": "checkpoint", "sha256": checkpoint_sha256(directory), "dtype": str(dtype)[6:]},
         place=str(path) if path.exists() else arguments.model,
         sampling=_sampling(arguments, limits, stop_ids),
         respond_with=respond_with,
@@ -185,7 +185,7 @@ def _rows(model: Transformer, sampling: Sampling, workers: int) -> int:
     return max(1, min(MOST_ROWS, int(room / (token * (PROMPT_ROOM + sampling.max_tokens)))))
 
 
-def _checkpoint_sha256(directory: Path) -> str:
+def checkpoint_sha256(directory: Path) -> str:
     """Of all files that decide what the model says: weights, config, tokenizer, template."""
     names = [WEIGHTS, INDEX, "config.json", "generation_config.json", *TOKENIZER_FILES]
     files = {*(directory / name for name in names), *directory.glob("model-*.safetensors")}

@@ -43,7 +43,11 @@ class EvaluationRecord:
     def start(cls, directory: Path, settings: Mapping[str, Any]) -> Iterator[EvaluationRecord]:
         """Begin an evaluation, or continue the one that is there."""
         if (directory / SETTINGS).exists():
-            _refuse_difference(directory, read_settings(directory), settings)
+            if told := differences(read_settings(directory), settings):
+                raise UserError(
+                    f"{directory} holds an evaluation with other settings: {told}",
+                    "Continue it with the same settings, or choose another --out",
+                )
         else:
             with explained(directory):
                 if directory.exists() and any(directory.iterdir()):
@@ -120,17 +124,13 @@ def read_settings(directory: Path) -> dict[str, Any]:
     return settings
 
 
-def _refuse_difference(directory: Path, there: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """How settings in a file differ from those of now, in words; empty if they do not."""
     old, new = (dict(_flat({k: v for k, v in settings.items() if k != ABOUT})) for settings in (there, now))
     different = [name for name in [*old, *(name for name in new if name not in old)] if old.get(name) != new.get(name)]
-    if not different:
-        return
     told = [f"{name} is {_short(old.get(name))} there and {_short(new.get(name))} now" for name in different[:3]]
     more = f" (and {len(different) - 3} more)" if len(different) > 3 else ""
-    raise UserError(
-        f"{directory} holds an evaluation with other settings: {'; '.join(told)}{more}",
-        "Continue it with the same settings, or choose another --out",
-    )
+    return "; ".join(told) + more
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:

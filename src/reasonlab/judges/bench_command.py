@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reasonlab.errors import UserError
-from reasonlab.judges.opened import JUDGE_HELP, POOL_HELP, add_judge_arguments, add_ranking_arguments
+from reasonlab.judges.opened import EXACT, JUDGE_HELP, POOL_HELP, add_judge_arguments, add_ranking_arguments
 
 if TYPE_CHECKING:  # which import numpy
     from reasonlab.judges.bench import Questions
+    from reasonlab.judges.opened import JudgeAtWork
     from reasonlab.judges.process_bench import ProcessScore, Threshold
     from reasonlab.judges.types import Candidate
 
@@ -29,13 +33,18 @@ DESCRIPTIONS = {
     "processbench": "F1 of finding the first wrong step, in files of ProcessBench's layout or of `judge label`.",
     "best-of-n": "Accuracy against the number of answers: best-of-N, weighted majority, majority, oracle.",
 }
+KEPT = """
+
+What --judge says is kept beside the pool (POOL.judged-…, one file a judge): a killed benchmark goes on, and another one
+of the same pool asks the judge nothing."""
 FIXED = 0.5  # a probability below which a step is called wrong, fixed before anything was scored
 
 
 def add_arguments(parser: argparse.ArgumentParser, shape: dict[str, Any]) -> None:
     parts = parser.add_subparsers(dest="bench", required=True, metavar="rm|processbench|best-of-n")
     made = {
-        name: parts.add_parser(name, description=text, epilog=EXAMPLES, **shape) for name, text in DESCRIPTIONS.items()
+        name: parts.add_parser(name, description=text + KEPT, epilog=EXAMPLES, **shape)
+        for name, text in DESCRIPTIONS.items()
     }
     for name, part in made.items():
         if name == "processbench":
@@ -159,9 +168,23 @@ def _questions(arguments: argparse.Namespace) -> tuple[Questions, str, bool | No
     candidates = read_candidates(arguments.pool)
     if all(candidate.correct is None for candidate in candidates):
         raise UserError(f"no candidate of {arguments.pool} says whether it is right", "Grade the pool: set `correct`")
-    scored, probability, judge = given_or_scored(arguments, candidates, None, arguments.json)
+    kept = partial(_kept_beside, arguments.pool)
+    scored, probability, judge = given_or_scored(arguments, candidates, kept, arguments.json)
     values = [one.overall(arguments.alpha, arguments.steps) for one in scored]
     return by_question(candidates, values), judge, probability
+
+
+def _kept_beside(pool: Path, judging: JudgeAtWork) -> Path | None:
+    """Where the judge's scores of a pool stay. Those of the judge that knows are made sooner than read."""
+    from reasonlab.judges.score_log import kept_beside
+
+    if judging.place == EXACT:
+        return None
+    path = kept_beside(pool, judging.identity)
+    if os.access(path if path.exists() else path.parent, os.W_OK):
+        return path
+    print(f"note: the scores are not kept, because {path} cannot be written", file=sys.stderr)
+    return None
 
 
 def vote_weight(named: str, probability: bool | None, lowest: float) -> Literal["score", "sigmoid"]:
@@ -194,14 +217,15 @@ def _processbench(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.choose_on is not None and len(splits) == 1:
         raise UserError("nothing is left to score", "Give another split beside the one to choose the threshold on")
     judging = open_from(arguments)
-    places = [(name, first_wrong) for name, examples in splits.items() for _, first_wrong in examples]
-    pool = [candidate for examples in splits.values() for candidate, _ in examples]
-    scored = scored_by(judging, pool, None, arguments.json)
-    silent = next((c for c, one in zip(pool, scored, strict=True) if not one.steps), None)
-    if silent is not None:
-        raise UserError(f"{judging.place} gives no scores to steps", "ProcessBench is for process judges")
-    steps = {name: [one.steps for one, (s, _) in zip(scored, places, strict=True) if s == name] for name in splits}
-    labels = {name: [label for split, label in places if split == name] for name in splits}
+    steps: dict[str, list[tuple[float, ...]]] = {}
+    for name, split in splits.items():
+        judging.in_windows = 0  # each split has a notice of its own
+        pool = [candidate for candidate, _ in split.examples]
+        scored = scored_by(judging, pool, _kept_beside(split.file, judging), arguments.json)
+        if not all(one.steps for one in scored):
+            raise UserError(f"{judging.place} gives no scores to steps", "ProcessBench is for process judges")
+        steps[name] = [one.steps for one in scored]
+    labels = {name: [first_wrong for _, first_wrong in split.examples] for name, split in splits.items()}
     if arguments.choose_on is not None:
         threshold = choose_threshold(steps[arguments.choose_on], labels[arguments.choose_on], arguments.choose_on)
     else:
@@ -224,8 +248,13 @@ def _processbench(arguments: argparse.Namespace) -> dict[str, Any]:
     return _process_data(judging.place, threshold, rows, mean)
 
 
-def _splits(arguments: argparse.Namespace) -> dict[str, list[tuple[Candidate, int]]]:
-    """Candidates with their first wrong step, by the name of their file."""
+class _Split(NamedTuple):
+    file: Path
+    examples: list[tuple[Candidate, int]]  # with their first wrong step
+
+
+def _splits(arguments: argparse.Namespace) -> dict[str, _Split]:
+    """The files by their names."""
     files = list(arguments.files)
     if not files:
         from reasonlab.problems.registry import benchmarks
@@ -237,12 +266,12 @@ def _splits(arguments: argparse.Namespace) -> dict[str, list[tuple[Candidate, in
             raise UserError(
                 "there are no files of ProcessBench here", "Name files, or --data DIR with processbench_gsm8k.jsonl, …"
             )
-    found: dict[str, list[tuple[Candidate, int]]] = {}
+    found: dict[str, _Split] = {}
     for file in files:
         name = file.name.split(".")[0].removeprefix("processbench_")
         if name in found:
             raise UserError(f"two files are called {name}", "A split has the name of its file: rename one of them")
-        found[name] = _examples(file)
+        found[name] = _Split(file, _examples(file))
     return found
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reasonlab.errors import UserError
-from reasonlab.judges.steps import Rule, spans_of
+from reasonlab.judges.steps import Rule, ended, spans_of
 from reasonlab.judges.types import Candidate
 from reasonlab.model.tiny_tokenizer import EOS, TinyTokenizer, vocabulary
 from reasonlab.model.tokenizer import ChatTokenizer
@@ -91,14 +92,24 @@ class ChatFormat(Format):
             raise UserError("the judge's tokenizer names no end token", "Set eos_token in tokenizer_config.json")
 
     def encode(self, candidate: Candidate) -> Encoded:
+        return self._encode(candidate, self.tokenizer.encode)
+
+    def encode_all(self, candidates: Sequence[Candidate]) -> list[Encoded]:
+        """Each text is tokenised once: responses repeat their question, and branching ones their common steps."""
+        encode = cache(self.tokenizer.encode)
+        return [self._encode(candidate, encode) for candidate in candidates]
+
+    def _encode(self, candidate: Candidate, encode: Callable[..., list[int]]) -> Encoded:
         prompt, parts = self._prompt(candidate), pieces(candidate, self.kind, self.rule, self.end)
         bare = self.tokenizer.template is None  # then the tokenizer adds its own special tokens to the beginning
-        start = self.tokenizer.encode(prompt, add_special_tokens=bare)
+        start = [*encode(prompt, add_special_tokens=bare)]
         while bare and len(start) > 1 and start[-1] in self.tokenizer.stop_ids:
             start.pop()
         if self.kind == "process":
-            return assemble(start, [self.tokenizer.encode(piece) for piece in parts], self.end_ids, self.kind)
-        whole = self.tokenizer.encode(prompt + "".join(parts) + self.end, add_special_tokens=bare)
+            if parts:  # the last step too is read behind its separator, or its end would tell it from the others
+                parts[-1] = ended(parts[-1], self.rule)
+            return assemble(start, [encode(piece) for piece in parts], self.end_ids, self.kind)
+        whole = encode(prompt + "".join(parts) + self.end, add_special_tokens=bare)
         last = len(whole) - 1 - whole[::-1].index(self.end_ids[0])  # a tokenizer may end its sequences once more
         common = len(start) if whole[: len(start)] == start else 0  # a token may straddle question and response
         return Encoded(np.array(whole[: last + 1], np.int64), np.zeros(0, np.int64), last, common)

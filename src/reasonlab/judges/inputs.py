@@ -14,7 +14,7 @@ import orjson
 from reasonlab.errors import UserError
 from reasonlab.evaluate.intervals import Interval
 from reasonlab.judges.opened import JudgeAtWork, open_at_work
-from reasonlab.judges.score_log import ScoreLog, score_all
+from reasonlab.judges.score_log import open_log, score_all
 from reasonlab.judges.types import Candidate, Scored, read_pool, read_scores
 from reasonlab.problems.sources import json_lines
 
@@ -79,22 +79,25 @@ def scored_by(
         if log is None:
             found = score_all(judging, candidates, None, progress)
         else:
-            with ScoreLog.open(log, judging.identity) as open_log:
-                found = score_all(judging, candidates, open_log, progress)
+            with open_log(log, {"judge": judging.identity}, Scored) as opened:
+                found = score_all(judging, candidates, opened, progress)
     if notice := judging.notice():
         print(f"note: {notice}", file=sys.stderr)
     return found
 
 
 def given_or_scored(
-    arguments: argparse.Namespace, candidates: Sequence[Candidate], log: Path | None = None, quiet: bool = False
+    arguments: argparse.Namespace,
+    candidates: Sequence[Candidate],
+    log_of: Callable[[JudgeAtWork], Path | None],
+    quiet: bool = False,
 ) -> tuple[list[Scored], bool | None, str]:
     """The scores of --scores or of --judge, whether they are probabilities (None: unknown), and whose they are."""
     if (arguments.judge is None) == (arguments.scores is None):
         raise UserError("give either --judge or --scores", "--scores is a file of `reasonlab judge score`")
     if arguments.scores is None:
         judging = open_from(arguments)
-        return scored_by(judging, candidates, log, quiet), judging.probability, judging.place
+        return scored_by(judging, candidates, log_of(judging), quiet), judging.probability, judging.place
     scored = read_scores(arguments.scores, candidates)
     about = read_about(arguments.scores)
     return scored, about.get("probability"), str(about.get("place", arguments.scores))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reasonlab.judges.labels import ALL_RIGHT, HALF, StepLabels
@@ -51,8 +51,10 @@ def llm_labels(
     show_answer: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
+    keep: Callable[[Candidate, StepLabels], None] | None = None,
 ) -> list[Judged]:
-    """Labels for every candidate, in order. With `show_answer` the judge sees the right answer where it is known."""
+    """Labels for every candidate, in order. With `show_answer` the judge sees the right answer where it is known.
+    `keep` is called with the labels of a candidate as soon as they are there."""
     counts = [len(steps_of(candidate, rule)) for candidate in candidates]
     found = [Judged(None, "" if count else "no steps") for count in counts]
     for attempt in range(attempts):
@@ -63,6 +65,8 @@ def llm_labels(
         for place, completion in endpoint.complete_all(jobs, sampling):
             i = asked[place]
             found[i] = read_labels_reply(completion, counts[i])
+            if keep and (labels := found[i].labels) is not None:
+                keep(candidates[i], labels)
             if progress and (found[i].labels is not None or attempt == attempts - 1):
                 progress(1)
     return found

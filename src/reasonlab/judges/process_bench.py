@@ -5,12 +5,14 @@ accuracy a on samples with a wrong step (the step must be met exactly) and b on 
 
     F1 = 2ab / (a + b)
 
-The threshold is part of the judge, so it is chosen on another split than the one that is scored, and reported.
+The threshold is part of the judge, so it is chosen on another split than the one that is scored, and reported. A judge
+that always says the same has F1 = 0, because a or b is 0; beside the score stands what guessing can reach (`blind_f1`).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +43,7 @@ class ProcessScore:
     location: Interval  # wrong samples whose first wrong step is found exactly
     passed: Interval  # right samples that are called right
     noticed: float  # wrong samples that are called wrong, wherever
+    blind: float  # the highest F1 of a judge that reads nothing
     split: str
     threshold: Threshold
     wrong_samples: int
@@ -108,11 +111,30 @@ def process_bench(
         location,
         passed,
         float((said[wrong] != ALL_RIGHT).mean()),
+        blind_f1([len(one) for one in steps], labels),
         split,
         threshold,
         int(wrong.sum()),
         int((~wrong).sum()),
     )
+
+
+def blind_f1(counts: Sequence[int], labels: Sequence[int]) -> float:
+    """The highest F1, in expectation, of a judge that sees how many steps a solution has (`counts`) and nothing else.
+
+    It says "no error" with probability p, else always the same place, counted from the first step or from the last.
+    With the share s of wrong samples whose error is there, a = (1 − p)·s and b = p, so that
+
+        max_p F1 = 2s / (1 + √s)²   at   p = √s / (1 + √s)
+
+    Place and p are the best for the very samples that are scored, which favours guessing.
+    """
+    wrong = [(label, label - count) for count, label in zip(counts, labels, strict=True) if label != ALL_RIGHT]
+    if not wrong or len(wrong) == len(labels):
+        return 0.0
+    most = max(Counter(places).most_common(1)[0][1] for places in zip(*wrong, strict=True))
+    share = most / len(wrong)
+    return 2 * share / (1 + math.sqrt(share)) ** 2
 
 
 def _judged_rightly(

@@ -70,7 +70,7 @@ def run(words: list[str]) -> int:
     if not 1 <= arguments.top <= len(candidates):  # before the judge works for hours
         raise UserError(f"--top {arguments.top} of {len(candidates):,} candidates", "Give a number from 1 to that")
     log = out.with_name(out.name + LOG_SUFFIX)
-    scored, _, judge = given_or_scored(arguments, candidates, log, arguments.json)
+    scored, _, judge = given_or_scored(arguments, candidates, lambda _: log, arguments.json)
     values = [one.overall(arguments.alpha, arguments.steps) for one in scored]
     chosen = select(
         candidates,

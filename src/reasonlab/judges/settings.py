@@ -18,7 +18,7 @@ LOSSES: dict[str, tuple[str, ...]] = {"outcome": ("list_bt", "pair_bt", "ce", "m
 
 class JudgeConfig(Section):
     model: str = "tiny-1m"
-    """The backbone: a bundled model's name or a Hugging Face checkpoint directory."""
+    """The backbone: a bundled model's name, a Hugging Face checkpoint directory or a GGUF file."""
     kind: Literal["outcome", "process"] = "outcome"
     loss: Literal["list_bt", "pair_bt", "ce", "mse"] = "list_bt"
     """Bradley–Terry on whole lists or on one drawn pair a problem, cross-entropy, squared error (`losses.py`)."""
@@ -31,6 +31,9 @@ class JudgeConfig(Section):
     list_size: int = Field(default=6, ge=2)
     top: int = Field(default=14, ge=1)
     """Of score-sorted sampling: right responses come from so many best-scored, wrong ones from so many worst-scored."""
+    shared_steps: Literal["each", "once"] = "each"
+    """Of process judges: a step that several responses begin with alike counts in each of them, or in the first only
+    (data that branch from a common beginning at every step, as PRM800K's do, would else repeat its labels)."""
     step_weight: float = Field(default=1.0, ge=0)
     final_weight: float = Field(default=1.0, ge=0)
     """λ_step and λ_final of process judges."""

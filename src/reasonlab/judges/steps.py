@@ -26,6 +26,7 @@ _SEPARATORS: dict[str, re.Pattern[str]] = {
     "blank_line": re.compile(rf"</think>(?:{_BLANK})*|\n(?:{_BLANK})+"),
     "newline": re.compile(rf"</think>(?:{_BLANK})*|\n(?:{_BLANK})*"),
 }
+_ENDS: dict[str, str] = {"tiny": "", "blank_line": "\n\n", "newline": "\n"}  # what a step ends with, as a rule
 
 
 class Span(NamedTuple):
@@ -61,3 +62,9 @@ def spans_of(candidate: Candidate, rule: Rule) -> list[Span]:
 def steps_of(candidate: Candidate, rule: Rule) -> list[str]:
     """The text of each step, its separator included."""
     return [candidate.response[span.start : span.end] for span in spans_of(candidate, rule)]
+
+
+def ended(step: str, rule: Rule) -> str:
+    """The last step of a response with the separator that others end with. The tiny world's last step has none."""
+    end = _ENDS[rule]
+    return step.rstrip() + end if end else step

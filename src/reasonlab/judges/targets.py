@@ -27,7 +27,7 @@ Where the description leaves room, this is what we do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from random import Random
@@ -35,10 +35,11 @@ from random import Random
 import numpy as np
 
 from reasonlab.errors import UserError
-from reasonlab.judges.encoders import Encoder, Floats
-from reasonlab.judges.exact_labels import solution_for
+from reasonlab.judges.encoders import Encoder, Floats, HashedNgrams
+from reasonlab.judges.exact_labels import exact_labels, solution_for
 from reasonlab.judges.labels import StepLabels
 from reasonlab.judges.steps import Rule, spans_of
+from reasonlab.judges.templates import TemplateReward
 from reasonlab.judges.types import Candidate, Labelled
 from reasonlab.keys import key
 
@@ -131,6 +132,24 @@ def step_targets(
             together[:n] = fused(align[:n], values[:n], cohere[:n])
         targets.append(StepTargets(align, values, cohere, together))
     return targets
+
+
+def tiny_trajectories(
+    candidates: Sequence[Candidate],
+    follow: Callable[[Sequence[Candidate]], Sequence[TemplateReward]],
+    seed: int = 0,
+) -> list[Labelled]:
+    """What a trajectory-aware judge of the tiny world learns: each step towards the fusion of its alignment with the
+    worked solution, its exact quality and its coherence; the whole towards the share of right answers when others
+    `follow` its strategy (`templates.tiny_rewards`)."""
+    quality = [exact_labels(candidate) for candidate in candidates]
+    references = [worked_reference(candidate) for candidate in candidates]
+    targets = step_targets(candidates, quality, HashedNgrams(), "tiny", references, seed=seed)
+    rewards = follow(candidates)  # last, because it takes longest: what is wrong with a pool shows before
+    return [
+        target.labelled(candidate, reward.share)
+        for candidate, target, reward in zip(candidates, targets, rewards, strict=True)
+    ]
 
 
 def thought_and_response(candidate: Candidate, rule: Rule) -> tuple[list[str], list[str]]:

@@ -193,6 +193,22 @@ def follow_operations(
     return _rewards(candidates, templates, verdicts)
 
 
+def tiny_rewards(
+    candidates: Sequence[Candidate],
+    engine: Engine,
+    tokenizer: TinyTokenizer,
+    sampling: Sampling,
+    samples: int = 8,
+    seed: int = 0,
+) -> list[TemplateReward]:
+    """The reward of each candidate's own template by the tiny world's rule; `sampling` limits the tokens of a step."""
+    from reasonlab.evaluate.graders import grade_response
+
+    templates = [tiny_template(candidate) for candidate in candidates]
+    found = follow_operations(candidates, templates, engine, tokenizer, grade_response, sampling, samples, seed)
+    return [reward for reward in found if reward is not None]  # all of them: a tiny template is never missing
+
+
 def _distinct(candidates: Sequence[Candidate], templates: Sequence[str | None]) -> dict[tuple[str, str], Candidate]:
     """A candidate for each problem and template."""
     pairs = zip(candidates, templates, strict=True)

@@ -13,13 +13,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -44,6 +45,7 @@ from reasonlab.judges.network import DESCRIPTION, fresh_judge, load_judge, save_
 from reasonlab.judges.settings import JudgeConfig, judge_toml, load_judge_recipe
 from reasonlab.judges.types import Candidate, Labelled, read_labels, read_scores
 from reasonlab.keys import key
+from reasonlab.model.gguf import converted_gguf
 from reasonlab.model.ladder import resolve_model
 from reasonlab.runs import RunRecord
 from reasonlab.runs.files import explained, replace_directory, write_aside
@@ -77,11 +79,15 @@ def losses(config: JudgeConfig) -> JudgeLoss:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What a judge learns from, tokenised: units, the tokens of their responses, and what was left out."""
+    """What a judge learns from, tokenised: units, the tokens of their responses, and what was left out.
+
+    `counted` says of each labelled response which steps may enter the loss; None: all of them.
+    """
 
     units: list[Unit]
     tokens: list[list[Encoded]]
     report: dict[str, Any]
+    counted: list[NDArray[np.bool_]] | None = None
 
     def digest(self) -> str:
         """Tells two sets apart, so that a training is never resumed on another one."""
@@ -104,7 +110,8 @@ class JudgeTrainer:
     ) -> None:
         self.config, self.report = config, report
         device = prepare(config.device)
-        self.base = resolve_model(config.model)
+        given = Path(config.model).expanduser()
+        self.base = converted_gguf(given) if given.is_file() else resolve_model(config.model)
         judge = load_judge(checkpoint)[0] if checkpoint else fresh_judge(self.base, config.kind, config.seed)
         self.format = own_format(self.base, config.kind, None if config.steps == "auto" else config.steps)
         self.data = self._tokenised(*(_read(config) if units is None else (units, {})), judge.positions)
@@ -179,7 +186,12 @@ class JudgeTrainer:
             kept.append((unit, mine))
         if not kept:
             raise UserError("there is nothing to learn from", "Give problems with right and wrong responses, or labels")
-        return Data([unit for unit, _ in kept], [mine for _, mine in kept], {**report, "too_long": dropped})
+        report |= {"too_long": dropped}
+        counted = None
+        if self.config.kind == "process" and self.config.shared_steps == "once":
+            counted = first_times(mine[0] for _, mine in kept)
+            report |= {"shared_steps": int(sum((~mask).sum() for mask in counted))}
+        return Data([unit for unit, _ in kept], [mine for _, mine in kept], report, counted)
 
     def _examples(self, step: int) -> list[JudgedExample]:
         """The examples of the step with this number, counted from 0."""
@@ -194,7 +206,9 @@ class JudgeTrainer:
     def _unit(self, number: int, epoch: int) -> list[JudgedExample]:
         unit, tokens = self.data.units[number], self.data.tokens[number]
         if isinstance(unit, Labelled):
-            counted = until_first_wrong(np.array(unit.steps, np.float32)) if self.config.loss == "ce" else None
+            counted = np.ones(len(unit.steps), bool) if self.data.counted is None else self.data.counted[number]
+            if self.config.loss == "ce":
+                counted = counted & until_first_wrong(np.array(unit.steps, np.float32))
             return [judged(tokens[0], unit.final, unit.steps, counted)]
         right = len(unit.right)
         chosen = list(range(len(tokens)))
@@ -293,6 +307,22 @@ def checkpoints_of(run: Path) -> list[tuple[float, Path]]:
     for directory in sorted((run / "checkpoints").glob("step-*")):
         notes = json.loads((directory / DESCRIPTION).read_text())
         found.append((notes["step"] / notes["steps_in_all"], directory))
+    return found
+
+
+def first_times(responses: Iterable[Encoded]) -> list[NDArray[np.bool_]]:
+    """Which steps of each response no response before it has, by all tokens up to the step's end."""
+    seen: set[bytes] = set()
+    found = []
+    for one in responses:
+        hasher, start = hashlib.blake2b(digest_size=16), 0
+        mask = np.zeros(len(one.steps), bool)
+        for i, place in enumerate(one.steps):
+            hasher.update(one.ids[start : place + 1].tobytes())
+            start, name = int(place) + 1, hasher.digest()
+            mask[i] = name not in seen
+            seen.add(name)
+        found.append(mask)
     return found
 
 

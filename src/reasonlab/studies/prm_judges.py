@@ -26,15 +26,13 @@ from pathlib import Path
 
 from reasonlab.config import Config
 from reasonlab.evaluate.evaluator import FORCED_STYLE, TinyFormat
-from reasonlab.evaluate.graders import grade_response
-from reasonlab.judges.encoders import HashedNgrams
 from reasonlab.judges.exact_labels import exact_labels
 from reasonlab.judges.monte_carlo import monte_carlo
 from reasonlab.judges.scoring import ModelJudge
 from reasonlab.judges.settings import JudgeConfig
 from reasonlab.judges.steps import cut
-from reasonlab.judges.targets import step_targets, worked_reference
-from reasonlab.judges.templates import follow_operations, tiny_template
+from reasonlab.judges.targets import tiny_trajectories
+from reasonlab.judges.templates import tiny_rewards
 from reasonlab.judges.training import checkpoints_of
 from reasonlab.judges.types import (
     Candidate,
@@ -201,19 +199,11 @@ def label(kind: str, config: Config, settings: StudySettings, root: Path) -> Non
 
 
 def _trajectory_targets(traces: Sequence[Candidate], config: Config, settings: StudySettings) -> list[Labelled]:
-    quality = [exact_labels(one) for one in traces]
-    targets = step_targets(traces, quality, HashedNgrams(), "tiny", [worked_reference(one) for one in traces])
     engine, tokenizer = open_engine(
         resolve_model(settings.judge_models[0]), config.device, config.threads, config.rollout.rows
     )
     sampling = replace(sampling_of(config, tokenizer.eos_id), max_tokens=64)  # for a step
-    templates = [tiny_template(one) for one in traces]
-    arguments = (engine, tokenizer, grade_response, sampling, settings.completions)
-    rewards = follow_operations(traces, templates, *arguments)
-    return [
-        target.labelled(one, None if reward is None else reward.share)
-        for one, target, reward in zip(traces, targets, rewards, strict=True)
-    ]
+    return tiny_trajectories(traces, lambda them: tiny_rewards(them, engine, tokenizer, sampling, settings.completions))
 
 
 def _values(traces: Sequence[Candidate], config: Config, settings: StudySettings) -> list[Labelled]:
@@ -237,7 +227,7 @@ def train_judge(judge: JudgeName, config: Config, settings: StudySettings, root:
         batch=settings.judge_batch,
         epochs=settings.judge_epochs,
         checkpoints=1,
-        lr=settings.judge_lr,
+        lr=settings.judge_lr[settings.judge_models.index(judge.model)],
         token_budget=config.learner.token_budget,
         device=config.device,
         threads=config.threads,

@@ -84,7 +84,8 @@ class StudySettings(Section):
     """The smaller and the larger judge."""
     judge_batch: int = Field(default=32, ge=1)
     judge_epochs: int = Field(default=2, ge=1)
-    judge_lr: float = Field(default=5e-4, gt=0)
+    judge_lr: tuple[float, float] = (5e-4, 5e-4)
+    """Of the smaller and of the larger judge."""
     completions: int = Field(default=2, ge=1)
     """Answers that follow a trace's strategy, and completions from each step, for the targets of judges."""
     best_of: int = Field(default=16, ge=2)
