@@ -29,7 +29,7 @@ from reasonlab.judges.llm_labels import judge_prompt, llm_labels
 from reasonlab.judges.monte_carlo import MonteCarlo, monte_carlo
 from reasonlab.judges.steps import steps_of
 from reasonlab.judges.training import JudgeConfig, JudgeTrainer
-from reasonlab.judges.types import Candidate, read_labels
+from reasonlab.judges.types import Candidate, read_labels, write_pool
 from reasonlab.keys import key
 from reasonlab.model.checkpoint import load_model
 from reasonlab.model.ladder import resolve_model
@@ -563,6 +563,13 @@ def test_from_rated_steps_to_a_measured_judge(tmp_path: Path, capsys: pytest.Cap
     printed(capsys, "judge", "train", recipe, *small, "--out", run)
     data = json.loads(next(run.glob("events.*")).read_text().splitlines()[0])
     assert (data["units"], data["too_long"], data["shared_steps"]) == (24, 0, 6 * (10 - 7))
+
+    # Nobody said what the whole is worth, so the judge does not either: a random number would spoil every ranking.
+    pool = tmp_path / "pool.jsonl"
+    write_pool(pool, [one.candidate for one in read_labels(labels)])
+    printed(capsys, "judge", "score", pool, "--judge", run, "--out", tmp_path / "scores.jsonl")
+    scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert [(len(one["steps"]), one["final"]) for one in scores[:4]] == [(n, None) for n in (1, 3, 3, 3)]
 
     solution = {"problem": "Half of 6?", "steps": ["Half of 6 is 3.", "So it is 4."], "final_answer_correct": False}
     right = {**solution, "label": -1, "final_answer_correct": True}

@@ -237,10 +237,11 @@ def _processbench(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     mean = sum(row.f1.estimate for row in rows.values()) / len(rows)
     if not arguments.json:
-        table = [("split", "wrong", "right", "F1", "error found", "right passed", "noticed")]
+        table = [("split", "wrong", "right", "F1", "error found", "right passed", "noticed", "blind F1")]
         for name, row in rows.items():
             cells = (percent(row.f1), percent(row.location), percent(row.passed), f"{100 * row.noticed:.1f} %")
-            table.append((name, f"{row.wrong_samples:,}", f"{row.right_samples:,}", *cells))
+            blind = f"{100 * row.blind:.1f} %"
+            table.append((name, f"{row.wrong_samples:,}", f"{row.right_samples:,}", *cells, blind))
         print_table(table)
         if len(rows) > 1:
             print(f"mean F1 of {len(rows)} splits = {100 * mean:.1f} %")

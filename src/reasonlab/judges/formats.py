@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -127,6 +127,22 @@ class ChatFormat(Format):
         return {"text": "chat", "kind": self.kind, "steps": self.rule}
 
 
+class StepsOnly(Format):
+    """For a process judge that never learned what a whole response is worth: no score of the whole is read."""
+
+    def __init__(self, form: Format) -> None:
+        self.form = form
+
+    def encode(self, candidate: Candidate) -> Encoded:
+        return replace(self.form.encode(candidate), final=NOWHERE)
+
+    def encode_all(self, candidates: Sequence[Candidate]) -> list[Encoded]:
+        return [replace(encoded, final=NOWHERE) for encoded in self.form.encode_all(candidates)]
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.form.describe(), "final": False}
+
+
 def pieces(candidate: Candidate, kind: Kind, rule: Rule, end: str) -> list[str]:
     """What is tokenised by itself: the steps, or the whole response; without an end token of the text's own."""
     response = candidate.response
@@ -152,6 +168,8 @@ def own_format(directory: Path, kind: Kind, rule: Rule | None = None) -> Format:
 
 def open_format(description: dict[str, Any], directory: Path) -> Format:
     """The format that `describe` described, with the tokenizer in `directory`."""
+    if description.get("final") is False:
+        return StepsOnly(open_format({**description, "final": True}, directory))
     try:
         text, kind, rule = description["text"], description["kind"], description["steps"]
         if text == "tiny":

@@ -28,7 +28,7 @@ from reasonlab.config import LearnerConfig
 from reasonlab.errors import UserError
 from reasonlab.hardware import prepare
 from reasonlab.interruption import asks_to_stop
-from reasonlab.judges.formats import Encoded, own_format
+from reasonlab.judges.formats import Encoded, StepsOnly, own_format
 from reasonlab.judges.inputs import read_candidates
 from reasonlab.judges.learner import JudgedExample, JudgeLearner, judged, judged_list
 from reasonlab.judges.lists import CandidateList, make_lists
@@ -256,7 +256,8 @@ class JudgeTrainer:
         with explained(final):
             try:
                 (temporary / TRAINER).mkdir(parents=True)
-                save_judge(self.judge, self.format, temporary, self.base, notes)
+                form = self.format if self._learns_whole() else StepsOnly(self.format)
+                save_judge(self.judge, form, temporary, self.base, notes)
                 save_file(optimizer_tensors(self.learner), temporary / TRAINER / OPTIMIZER)
                 (temporary / TRAINER / STATE).write_text(json.dumps(asdict(self.state), indent=2) + "\n")
                 (temporary / TRAINER / SOURCE).write_text(json.dumps(self.about) + "\n")
@@ -275,6 +276,12 @@ class JudgeTrainer:
             left_over.unlink() if left_over.is_file() else shutil.rmtree(left_over, ignore_errors=True)
         self.record.event("checkpoint", self.state.iteration, name=name)
         self.record.sync()
+
+    def _learns_whole(self) -> bool:
+        """Whether anything says what whole responses are worth; without, that row of the head stays as it was drawn."""
+        units = self.data.units
+        judged_whole = any(not isinstance(unit, Labelled) or unit.final is not None for unit in units)
+        return judged_whole and (self.config.kind == "outcome" or self.config.final_weight > 0)
 
     def _ask_to_stop(self) -> None:
         self.stop_requested = True
