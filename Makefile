@@ -36,6 +36,8 @@ studies: $(VENV)/.installed ## all studies at laptop scale
 	@$(BIN)/reasonlab study k15-dynamics --scale cpu $(ARGS)
 	@$(BIN)/reasonlab study long2short --scale cpu $(ARGS)
 	@$(BIN)/reasonlab study mel-vs-grpo --scale cpu $(ARGS)
+	@$(BIN)/reasonlab study rm-scaling --scale cpu $(ARGS)
+	@$(BIN)/reasonlab study prm-selection --scale cpu $(ARGS)
 
 lint: $(VENV)/.installed-dev ## style and formatting
 	@$(BIN)/ruff check --quiet .

@@ -254,6 +254,15 @@ def test_claims_find_what_was_built_in(seeds: int) -> None:
     assert judged["largest-beats-majority"].verdict == "holds"
 
 
+def test_a_trend_that_hangs_on_the_largest_judge_is_gone_without_it() -> None:
+    judges, panels = made_up(slope=0, noise=0.01)
+    rm = judges.rm.copy()
+    rm[-1] += 0.3
+    steep = replace(judges, rm=rm)
+    assert panels.average_of(steep.trend()).low > 0.1
+    assert abs(panels.average_of(steep.trend(slice(None, -1))).estimate) < 0.02
+
+
 def test_claims_fail_where_the_opposite_was_built_in() -> None:
     judged = verdicts(*made_up(slope=-0.2, gain=-0.05, extra=-0.1))
     for name in ("bigger-is-better", "more-data-helps", "large-judges-gain-more-on-hard", "hard-panels-need-size"):

@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PositiveFloat, ValidationError
 
 from reasonlab.config import Config, Section, validate
 from reasonlab.errors import UserError
@@ -84,7 +84,7 @@ class StudySettings(Section):
     """The smaller and the larger judge."""
     judge_batch: int = Field(default=32, ge=1)
     judge_epochs: int = Field(default=2, ge=1)
-    judge_lr: tuple[float, float] = (5e-4, 5e-4)
+    judge_lr: tuple[PositiveFloat, PositiveFloat] = (5e-4, 5e-4)
     """Of the smaller and of the larger judge."""
     completions: int = Field(default=2, ge=1)
     """Answers that follow a trace's strategy, and completions from each step, for the targets of judges."""

@@ -8,8 +8,9 @@ Bradley–Terry loss. At equal fractions of the epoch each chooses among answers
     majority@8  the commonest of 8 answers is right
     oracle      one of 8 answers is right (pass@8)
 
-Answers come from eight policies: models, with and without thinking forced, at several temperatures. All judges and all
-seeds see the same answers; a seed decides which of them make the lists, their order, and the weights of the new head.
+Answers come from eight policies: models at several temperatures, thinking first, some of them with
+misconceptions, so that a majority can err. All judges and all seeds see the same answers; a seed decides which of them
+make the lists, their order, and the weights of the new head.
 
 Panels are the families of the tiny world; the average is the mean of the panels. Intervals are over questions within
 panels, and over seeds if there are several. A panel is hard if the policies' single answers are seldom right on it:
@@ -214,10 +215,10 @@ class Judges:
     def decades(self) -> Floats:
         return np.log10(self.parameters)
 
-    def trend(self) -> Floats:
+    def trend(self, sizes: slice = slice(None)) -> Floats:
         """The least-squares slope of rm@8 at the end against log10 of the parameters, [seed, question]."""
-        x = self.decades - self.decades.mean()
-        slope: Floats = np.tensordot(x / (x**2).sum(), self.rm[:, -1], axes=1)
+        x = self.decades[sizes] - self.decades[sizes].mean()
+        slope: Floats = np.tensordot(x / (x**2).sum(), self.rm[sizes, -1], axes=1)
         return slope
 
     def gain(self, sizes: slice = slice(None)) -> Floats:
@@ -252,6 +253,8 @@ def found(plan: Plan) -> Outcome:
         "gain": {one: _rounded(panels.average_of(judges.gain(_only(i)))) for i, one in enumerate(judges.names)},
         "trend": _rounded(panels.average_of(judges.trend())),
     }
+    if len(judges.names) > 2:
+        protocol["trend_without_largest"] = _rounded(panels.average_of(judges.trend(slice(None, -1))))
     costs = [_pool_cost(part, pools / part, len(settings.writers)) for part in (TRAIN, TEST)]
     runs = {arm: [plan.run(arm, seed) for seed in plan.seeds] for arm in judges.names}
     length = costs[0].tokens
