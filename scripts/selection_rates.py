@@ -5,9 +5,9 @@ traces of the pool are right.
     python scripts/selection_rates.py students --scale cpu --rates 1e-4,3e-4 --jobs 2 --out runs/selection-rates
 
 Judges learn from nine tenths of the labelled traces and rank the others: AUC of right against wrong ones, and how many
-of the best-scored twentieth are right. Students learn from sets that no judge chose (random, whole pool, curated) and
-answer validation problems. Where random traces do harm, the rate that is best for them is the one that hardly learns;
-the curated set says which rate learns well from good traces. A line for each.
+of the best-scored twentieth are right. Students learn from every set of the study and answer validation problems. One
+rate serves all sets, and the best mean over them favours none: bad traces alone would ask for a rate that hardly
+learns, curated ones for a rate that forgives no mistake. A line for each.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from reasonlab.judges.types import read_labels, write_labels
 from reasonlab.studies import prm_judges, prm_selection
 from reasonlab.studies.answers import answer, answers_file, final, read_answers
 from reasonlab.studies.plan import Plan
-from reasonlab.studies.prm_judges import POOL, JudgeName, judge_directory, labels_file
-from reasonlab.studies.prm_selection import CURATED, RANDOM, STUDENT, Set, on_data, set_file
+from reasonlab.studies.prm_judges import JudgeName, judge_directory, labels_file
+from reasonlab.studies.prm_selection import STUDENT, Set, on_data, set_file, sets_of
 from reasonlab.studies.recipe import StudyRecipe, StudySettings, study_recipe
 from reasonlab.studies.runner import Piece, run_pieces, train
 
@@ -100,7 +100,7 @@ def main() -> None:
         needed = ["sets 0"]
         work = [
             Piece(f"{one} at {rate:g}", try_student, (one, rate, config, settings, plan), ("sets 0",))
-            for one in (Set(RANDOM, settings.selected[0]), Set(POOL, 0), Set(CURATED, settings.selected[0]))
+            for one in sets_of(settings)
             for rate in rates
         ]
     ready: list[str] = []

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TRAJECTORY, POOL, CURATED, RANDOM, BASE = "trajectory-aware", "pool", "curated", "random", "base"
+RIGHT, THINKING = "random, right", "base, thinking forced"
 _ORANGE = "#E69F00"
 _STYLES: dict[str, dict[str, Any]] = {
     TRAJECTORY: {"color": BLUE, "marker": "o"},
@@ -29,10 +30,13 @@ _STYLES: dict[str, dict[str, Any]] = {
     "response-only, on responses": {"color": _ORANGE, "marker": "v"},
     "skywork-style": {"color": PURPLE, "marker": "s"},
     RANDOM: {"color": GREY, "marker": "D"},
+    RIGHT: {"color": GREY, "marker": "D", "markerfacecolor": "white"},
     CURATED: {"color": GREEN, "marker": "P"},
     POOL: {"color": INK, "marker": "s"},
     BASE: {"color": GREY, "marker": "o", "markerfacecolor": "white"},
     "majority": {"color": GREY, "marker": "D"},
+    "weighted majority": {"color": GREEN, "marker": "P"},
+    "any distinct text": {"color": GREY, "marker": "o", "markerfacecolor": "white"},
     "oracle": {"color": INK, "marker": "s"},
 }
 _HEAD, _FOOT, _TITLES, _BETWEEN, _OURS, _THEIRS = 0.9, 1.35, 0.8, 1.55, 3.6, 2.9
@@ -63,7 +67,7 @@ def _selection(rows: Sequence[SelectionRow], record: Record, out: Path) -> list[
         edges = frame.edges(0.85, WIDTH - 0.35, top - _TITLES - _OURS, top - _TITLES)
         grid = frame.figure.add_gridspec(1, 2, wspace=0.16, **edges)
         note = _asked(rows)
-        _by_number(frame.figure.add_subplot(grid[0, 0]), _number_series(rows), _line(rows), note)
+        _by_number(frame.figure.add_subplot(grid[0, 0]), _number_series(rows), _lines(rows), note)
         fewest = min(row.selected for row in rows if row.data == TRAJECTORY)
         judged = [row for row in rows if row.parameters and row.selected == fewest]
         points = [_Point(r.data, r.parameters, r.accuracy, r.low, r.high, r.data) for r in judged]
@@ -76,7 +80,7 @@ def _selection(rows: Sequence[SelectionRow], record: Record, out: Path) -> list[
             for data in (TRAJECTORY, CURATED, POOL)
         }
         axes = frame.figure.add_subplot(grid[0, 0])
-        _by_number(axes, theirs, None, "MATH500, Qwen2.5-14B-Instruct; Fig. 6, left")
+        _by_number(axes, theirs, {}, "MATH500, Qwen2.5-14B-Instruct; Fig. 6, left")
         sizes = published["judge_sizes"]["points"].items()
         points = [_Point(data, size, accuracy, label=label) for label, (data, size, accuracy) in sizes]
         _by_size(frame.figure.add_subplot(grid[0, 1]), points, "1,000 traces by each judge; Fig. 6, right")
@@ -109,12 +113,13 @@ def _number_series(rows: Sequence[SelectionRow]) -> dict[str, list[_Point]]:
     return series
 
 
-def _line(rows: Sequence[SelectionRow]) -> float | None:
-    """Where the student began."""
-    return next((100 * row.accuracy for row in rows if row.data == BASE), None)
+def _lines(rows: Sequence[SelectionRow]) -> dict[str, float]:
+    """Where the student began, and where it would be if it were only made to think."""
+    names = {BASE: "before SFT", THINKING: "before SFT, made to think"}
+    return {names[row.data]: 100 * row.accuracy for row in rows if row.data in names}
 
 
-def _by_number(axes: Axes, series: Mapping[str, Sequence[_Point]], before: float | None, note: str) -> None:
+def _by_number(axes: Axes, series: Mapping[str, Sequence[_Point]], lines: Mapping[str, float], note: str) -> None:
     _prepare(axes)
     axes.set_xscale("log")
     xs = sorted({point.x for points in series.values() for point in points})
@@ -122,17 +127,16 @@ def _by_number(axes: Axes, series: Mapping[str, Sequence[_Point]], before: float
     axes.set_xticks(xs, [f"{x:,.0f}" for x in xs])
     axes.minorticks_off()
     axes.set_xlabel("traces that the student learns from")
-    if before is not None:
-        axes.axhline(before, color=GREY, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=1.5)
+    for height in lines.values():
+        axes.axhline(height, color=GREY, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=1.5)
     _dodged(list(series.values()))
     for data, points in series.items():
         _draw(axes, data, points, joined=len(points) > 1)
-    _limits(axes, [p for points in series.values() for p in points], before)
+    _limits(axes, [p for points in series.values() for p in points], list(lines.values()))
     ends = [
         Label(points[-1].label, points[-1].x, points[-1].accuracy, _STYLES[d]["color"]) for d, points in series.items()
     ]
-    if before is not None:
-        ends.append(Label("before SFT", xs[-1], before, GREY))
+    ends += [Label(text, xs[-1], height, GREY) for text, height in lines.items()]
     write_labels(axes, ends, [])
     panel_title(axes, "Number of traces", [note, ""])
 
@@ -149,7 +153,7 @@ def _by_size(axes: Axes, points: Sequence[_Point], note: str) -> None:
     for data in dict.fromkeys(point.data for point in points):
         mine = sorted((point for point in points if point.data == data), key=lambda point: point.x)
         _draw(axes, data, mine, joined=len(mine) > 1)
-    _limits(axes, points, None, room=0.35 if any(point.low < point.high for point in points) else 0.14)
+    _limits(axes, points, [], room=0.35 if any(point.low < point.high for point in points) else 0.14)
     if any(point.low < point.high for point in points):
         axes.legend(loc="upper left", fontsize=8)
     else:
@@ -174,7 +178,9 @@ def _uses(best: Sequence[BestOfRow], rewards: Sequence[JudgeRewardRow], record: 
         _best_of(frame.figure.add_subplot(grid[0, 0]), best)
         if rewards:
             _rewards(frame.figure.add_subplot(grid[0, 1]), rewards)
-        frame.caption("Bars: 95 % intervals over questions. Oracle: any of the N answers is right.")
+        over = "over questions, and over seeds where there are several" if rewards else "over questions"
+        note = "Oracle: any of the N answers is right. Any distinct text: picked by lot."
+        frame.caption(f"Bars: 95 % intervals {over}. {note}")
         return list(save(frame.figure, out / "prm-uses", title))
 
 
@@ -200,7 +206,7 @@ def _best_of(axes: Axes, rows: Sequence[BestOfRow]) -> None:
             markersize=5,
             label=selector,
         )
-    _limits(axes, [_Point(row.selector, row.n, row.accuracy) for row in rows], None)
+    _limits(axes, [_Point(row.selector, row.n, row.accuracy) for row in rows], [])
     axes.legend(loc="upper left", fontsize=8)  # the judges end too close to each other for labels
     panel_title(axes, "Best of N", [counted(rows[0].questions, "question"), ""])
 
@@ -267,9 +273,9 @@ def _draw(axes: Axes, data: str, points: Sequence[_Point], joined: bool) -> None
     )
 
 
-def _limits(axes: Axes, points: Sequence[_Point], before: float | None, room: float = 0.14) -> None:
+def _limits(axes: Axes, points: Sequence[_Point], lines: Sequence[float], room: float = 0.14) -> None:
     """Limits that hold all bars, with `room` above them as a share of their span."""
-    values = [end for point in points for end in (point.low, point.high)] + ([] if before is None else [before])
+    values = [end for point in points for end in (point.low, point.high)] + list(lines)
     span = (max(values) - min(values)) or 10.0
     axes.set_ylim(max(0.0, min(values) - 0.14 * span), min(100.0, max(values) + room * span))
 

@@ -217,13 +217,13 @@ def _processbench(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.choose_on is not None and len(splits) == 1:
         raise UserError("nothing is left to score", "Give another split beside the one to choose the threshold on")
     judging = open_from(arguments)
+    if not judging.scores_steps:
+        raise UserError(f"{judging.place} gives no scores to steps", "ProcessBench is for process judges")
     steps: dict[str, list[tuple[float, ...]]] = {}
     for name, split in splits.items():
         judging.in_windows = 0  # each split has a notice of its own
         pool = [candidate for candidate, _ in split.examples]
         scored = scored_by(judging, pool, _kept_beside(split.file, judging), arguments.json)
-        if not all(one.steps for one in scored):
-            raise UserError(f"{judging.place} gives no scores to steps", "ProcessBench is for process judges")
         steps[name] = [one.steps for one in scored]
     labels = {name: [first_wrong for _, first_wrong in split.examples] for name, split in splits.items()}
     if arguments.choose_on is not None:

@@ -33,6 +33,7 @@ class JudgeAtWork:
     identity: dict[str, Any]
     place: str
     probability: bool
+    scores_steps: bool = True
     in_windows: int = 0  # responses so far that were longer than the judge's positions
 
     def score(self, candidates: Sequence[Candidate], progress: Progress | None = None) -> list[Scored]:
@@ -114,7 +115,7 @@ def open_at_work(
         "long": long,
         "dtype": "bfloat16" if bfloat16 else "float32",
     }
-    return JudgeAtWork(opened, identity, str(directory), _says_probabilities(opened))
+    return JudgeAtWork(opened, identity, str(directory), _says_probabilities(opened), "step" in opened.model.head.parts)
 
 
 def judge_directory(name: str) -> Path:

@@ -150,9 +150,10 @@ def curated(
     """A set chosen without a judge, in the spirit of s1: quality, then difficulty, then diversity.
 
     Quality: the response is right, ends in an answer, closes its thought, does not repeat itself, and is no duplicate.
-    Difficulty: somebody in the pool fails at the problem (problems that nobody fails at come in only if the others do
-    not suffice), and longer responses are likelier: of a family's responses in order of length, the one at place r is
-    drawn with chance ∝ 2^−r. Diversity: one response a problem, and the families take turns.
+    Difficulty: somebody in the pool fails at the problem, or, where nobody else tried it, its level lies above the mean
+    level of all that are left (easier ones come in only if these do not suffice), and longer responses are likelier: of
+    a family's responses in order of length, the one at place r is drawn with chance ∝ 2^−r. Diversity: one response a
+    problem, and the families take turns.
 
     Returns the chosen places and how many candidates each stage left.
     """
@@ -165,8 +166,14 @@ def curated(
     by_lot = sorted(sound, key=lambda i: _lot(candidates[i], "curated", seed))
     distinct, _ = _distinct(by_lot, lambda i: _normal(candidates[i]))
     failed_at = {candidate.problem for candidate in candidates if candidate.correct is False}
-    hard = [i for i in distinct if candidates[i].problem in failed_at]
-    easy = [i for i in distinct if candidates[i].problem not in failed_at]
+    tried = Counter(candidate.problem for candidate in candidates)
+    middle = sum(candidates[i].level for i in distinct) / max(1, len(distinct))
+
+    def is_hard(i: int) -> bool:
+        problem = candidates[i].problem
+        return problem in failed_at if tried[problem] > 1 else candidates[i].level > middle
+
+    hard, easy = [i for i in distinct if is_hard(i)], [i for i in distinct if not is_hard(i)]
     stages = {"pool": len(candidates), "right": len(right), "sound": len(sound), "distinct": len(distinct)}
     stages["hard"] = len(hard)
     chosen = _in_turns(candidates, hard, top, seed)

@@ -143,7 +143,9 @@ def read_scores(path: Path, candidates: Sequence[Candidate]) -> list[Scored]:
     for number, row in _rows(path):
         final, steps = row.get("final"), row.get("steps")
         if not isinstance(steps, list) or not all(map(_is_number, steps)) or not (final is None or _is_number(final)):
-            raise _mistake(path, number, "not a line of scores: `steps` is a list of numbers, `final` a number or null")
+            remedy = "Give what `reasonlab judge score` wrote for this pool"
+            what = "not a line of scores: `steps` is a list of numbers, `final` a number or null"
+            raise _mistake(path, number, what, remedy)
         if len(found) >= len(candidates) or row.get("problem") != candidates[len(found)].problem:
             expected = candidates[len(found)].problem if len(found) < len(candidates) else "the end of the file"
             raise UserError(
@@ -205,8 +207,8 @@ def _in_unit(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value <= 1
 
 
-def _mistake(path: Path, number: int, what: str) -> UserError:
-    return UserError(f"{path}, line {number}: {what}", f"A line of a pool has the keys {', '.join(_TYPES)}")
+def _mistake(path: Path, number: int, what: str, remedy: str = "") -> UserError:
+    return UserError(f"{path}, line {number}: {what}", remedy or f"A line of a pool has the keys {', '.join(_TYPES)}")
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -4,9 +4,10 @@ Traces of mixed quality come from several policies of the tiny world, each answe
 several temperatures: right, lucky, with slips, misled. How each judge stands in for a published one:
 
     trajectory-aware   ReasonFlux-PRM. Learns whole traces: every step towards the fusion of alignment, quality and
-                       coherence (`judges/targets.py`; exact labels in place of GPT-4o), the whole towards the share of
-                       answers that are right when a policy follows its strategy (`judges/templates.py`). Squared
-                       errors, λ = 1. Score: mean of steps + α·whole, α = 1.
+                       coherence (`judges/targets.py`; exact labels in place of GPT-4o, and alignment with the worked
+                       solution, which the source has not, in place of the response after the trace), the whole towards
+                       the share of answers that are right when a policy follows its strategy (`judges/templates.py`).
+                       Squared errors, λ = 1. Score: mean of steps + α·whole, α = 1.
     response-only      Qwen2.5-Math-PRM. Learns clean responses: what a trace comes to without its checks and without
                        the steps it takes back, as people and instruct models write solutions. Hard labels,
                        cross-entropy up to the first wrong step, no term for the whole. Score: product of steps, of

@@ -9,7 +9,8 @@ Every student gets the same number of updates on batches of the same size, whate
 seen several times, and the whole pool perhaps less than once. So the comparison is at equal compute, and differences
 are those of the data. The source does not give its schedule; with s1's, epochs, a larger set would train longer.
 
-Selection by a judge and random subsets never see whether a trace is right; curation does, as people did for s1k. The
+Selection by a judge and random subsets never see whether a trace is right; curation does, as people did for s1k, and so
+do random right traces, which tell what being right alone is worth. The
 judge's reward in RL is the larger trajectory-aware judge's, and the best of N are answers of the student that it chose
 the traces for, as in the source.
 """
@@ -17,6 +18,7 @@ the traces for, as in the source.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ import numpy as np
 
 from reasonlab.config import Config, SftConfig
 from reasonlab.errors import UserError
-from reasonlab.evaluate.curves import maj_at_k, pass_at_k, rm_at_k
+from reasonlab.evaluate.evaluator import FORCED_STYLE
 from reasonlab.evaluate.statistics import mean_interval
 from reasonlab.figures.tables import (
     BEST_OF,
@@ -37,18 +39,18 @@ from reasonlab.figures.tables import (
     SelectionRow,
     write_table,
 )
-from reasonlab.judges.bench import answer_given
 from reasonlab.judges.exact_labels import exact_labels
 from reasonlab.judges.selection import curated, random_subset, select
-from reasonlab.judges.types import Candidate, write_pool
+from reasonlab.judges.types import Candidate
 from reasonlab.model.config import ModelConfig
 from reasonlab.model.ladder import resolve_model
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.corpus import prompt_text
 from reasonlab.problems.problem import Problem
 from reasonlab.runs.files import write_aside
-from reasonlab.studies.answers import answer, answers_file, asked_problems, final, on_shared_questions, read_answers
+from reasonlab.studies.answers import answer, answers_file, final, on_shared_questions, read_answers
 from reasonlab.studies.plan import Plan, base_pieces
+from reasonlab.studies.prm_best_of import ANY_TEXT, BEST, MAJORITY, best_of, best_of_rows, sample_best_of
 from reasonlab.studies.prm_judges import (
     LABELLED,
     ON_RESPONSES,
@@ -57,13 +59,11 @@ from reasonlab.studies.prm_judges import (
     TRAJECTORY,
     VALUE,
     JudgeName,
-    candidate,
     judge_directory,
     judges_of,
     label,
     policies_of,
     sample_traces,
-    sampling_of,
     score,
     scores_of,
     traces_of,
@@ -73,9 +73,7 @@ from reasonlab.studies.recipe import StudyRecipe, StudySettings
 from reasonlab.studies.runner import Piece, train
 from reasonlab.studies.scores import Floats, Scores, difference, points
 from reasonlab.studies.verdicts import ArmCost, Claim, Outcome, judge
-from reasonlab.terminal import make_observer
 from reasonlab.train.recorded import given, write_demonstrations
-from reasonlab.train.sample import open_engine, sample_groups
 
 name = "prm-selection"
 STUDENT = "student"
@@ -83,8 +81,8 @@ OUTCOME, STEPS_LOW, STEPS_HIGH, SINGLE = "rl-outcome", "rl-steps-0.25", "rl-step
 REWARDS = (OUTCOME, STEPS_LOW, STEPS_HIGH, SINGLE)
 arms = (STUDENT, *REWARDS)
 needed = (STUDENT,)
-RANDOM, CURATED, BASE = "random", "curated", "base"
-BEST = "best-of-n"
+RANDOM, RIGHT, CURATED, BASE = "random", "random, right", "curated", "base"
+THINKING = "base, thinking forced"  # the student before SFT, made to think: what learning to think alone would give
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def sets_of(settings: StudySettings) -> dict[Set, JudgeName | None]:
         for size in settings.selected if one == best_judge(settings) else (least,):
             found[Set(str(one), size)] = one
     found |= {Set(RANDOM, size): None for size in settings.selected}
-    return {**found, Set(CURATED, least): None, Set(POOL, 0): None}
+    return {**found, Set(RIGHT, least): None, Set(CURATED, least): None, Set(POOL, 0): None}
 
 
 def best_judge(settings: StudySettings) -> JudgeName:
@@ -148,8 +146,9 @@ def pieces(plan: Plan) -> list[Piece]:
             work.append(Piece(f"student on {chosen}, {seed}", train, (fitted, run, plan.command), (f"sets {seed}",)))
             asked = (str(final(run)), fitted, settings, answers_file(plan.run("", seed), str(chosen)), "")
             work.append(Piece(f"answers after {chosen}, {seed}", answer, asked, (f"student on {chosen}, {seed}",)))
-    asked = (config.model.path, config, settings, answers_file(out / "runs", BASE), "")
-    work.append(Piece(f"answers of {BASE}", answer, asked, after))
+    for name, force in ((BASE, ""), (THINKING, FORCED_STYLE)):
+        asked = (config.model.path, config, settings, answers_file(out / "runs", name), force)
+        work.append(Piece(f"answers of {name}", answer, asked, after))
     rewarding, likes = best_judge(settings), Set(str(best_judge(settings)), settings.selected[0])
     for arm in plan.recipe.arms:
         if arm == STUDENT:
@@ -211,7 +210,7 @@ def choose(seed: int, settings: StudySettings, out: Path, root: Path) -> None:
     sound = [exact_labels(one).all_right for one in pool]
     about: dict[str, Any] = {}
     for chosen, by in sets_of(settings).items():
-        places = _chosen(chosen, by, pool, seed, settings, out)
+        places, stages = _chosen(chosen, by, pool, seed, settings, out)
         demonstrations = [
             (_problem(pool[i]), given(tokenizer.encode(prompt_text(pool[i].question)), tokenizer.encode(text)))
             for i in places
@@ -225,19 +224,31 @@ def choose(seed: int, settings: StudySettings, out: Path, root: Path) -> None:
             "level": float(np.mean([pool[i].level for i in places])),
             "tokens": float(np.mean([len(rollout.ids) for _, rollout in demonstrations])),
             "problems": len({pool[i].problem for i in places}),
+            "thinking": float(np.mean(["think>" in pool[i].response for i in places])),
+            "writers": {name: count / len(places) for name, count in sorted(_writers(pool, places).items())},
+            **({"stages": stages} if stages else {}),
         }
     write_aside(done, (json.dumps(about, indent=1) + "\n").encode())
 
 
 def _chosen(
     chosen: Set, by: JudgeName | None, pool: Sequence[Candidate], seed: int, settings: StudySettings, out: Path
-) -> Sequence[int]:
+) -> tuple[Sequence[int], Mapping[str, int]]:
+    """The places of a set's traces, and how many each stage of curation left."""
     if by is not None:
         share: Literal["even"] | None = "even" if settings.per_family == "even" else None
-        return select(pool, scores_of(out, POOL, by, pool), chosen.size, per_family=share, seed=seed).indices
+        return select(pool, scores_of(out, POOL, by, pool), chosen.size, per_family=share, seed=seed).indices, {}
     if chosen.by == CURATED:
-        return curated(pool, chosen.size, seed=seed)[0]
-    return random_subset(pool, chosen.size, seed) if chosen.size else range(len(pool))
+        return curated(pool, chosen.size, seed=seed)
+    if chosen.by == RIGHT:
+        right = [i for i, one in enumerate(pool) if one.correct]
+        return [right[i] for i in random_subset([pool[i] for i in right], chosen.size, seed)], {}
+    return random_subset(pool, chosen.size, seed) if chosen.size else range(len(pool)), {}
+
+
+def _writers(pool: Sequence[Candidate], places: Sequence[int]) -> Counter[str]:
+    """How many traces each model wrote."""
+    return Counter(pool[i].source.split(",")[0] for i in places)
 
 
 def _problem(trace: Candidate) -> Problem:
@@ -250,20 +261,6 @@ def train_rewarded(by: JudgeName, config: Config, out: Path, run: Path, command:
         reward = config.reward.model_copy(update={"judge": str(judge_directory(out, by))})
         config = config.model_copy(update={"reward": reward})
     train(config, run, command)
-
-
-def sample_best_of(model: Path, config: Config, settings: StudySettings, out: Path) -> None:
-    """Many answers of one student to test problems, to pick the best of."""
-    where = out / "traces" / f"{BEST}.jsonl.gz"
-    if where.exists():
-        return
-    problems = asked_problems(config, settings)[: settings.best_of_questions]
-    engine, tokenizer = open_engine(model, config.device, config.threads, config.rollout.rows)
-    with make_observer(1, BEST) as observer:
-        sampling = sampling_of(config, tokenizer.eos_id)
-        groups = sample_groups(engine, tokenizer, problems, settings.best_of, sampling, 0, observer.progress)
-    pairs = [(g.problem, r, bool(right)) for g in groups for r, right in zip(g.rollouts, g.correct, strict=True)]
-    write_pool(where, [candidate(problem, tokenizer.decode(r.ids), right, BEST) for problem, r, right in pairs])
 
 
 # --- what it takes, for `--dry-run` -----------------------------------------------------------------------------------
@@ -310,14 +307,15 @@ def found(plan: Plan) -> Outcome:
     settings, out = plan.recipe.settings, plan.out
     roots = [plan.run("", seed) for seed in plan.seeds]
     answers = {str(one): [read_answers(answers_file(root, str(one))) for root in roots] for one in sets_of(settings)}
-    answers[BASE] = [read_answers(answers_file(out / "runs", BASE))]  # one model, whatever the seed
+    for name in (BASE, THINKING):  # one model, whatever the seed
+        answers[name] = [read_answers(answers_file(out / "runs", name))]
     rewarded = [arm for arm in plan.recipe.arms if arm != STUDENT]
     for arm in rewarded:
         answers[arm] = [read_answers(answers_file(root, arm)) for root in roots[: settings.rl_seeds]]
     scores = on_shared_questions({one: Scores.of(each) for one, each in answers.items()})
     inside = [json.loads((root / "sets" / "sets.json").read_text()) for root in roots]
     write_table(out / SELECTION, SelectionRow, selection_rows(settings, scores, inside))
-    picks = best_of(settings, out)
+    picks = best_of(settings, out, best_judge(settings))
     write_table(out / BEST_OF, BestOfRow, best_of_rows(picks))
     if rewarded:
         write_table(out / JUDGE_RL, JudgeRewardRow, [reward_row(plan, arm, scores[arm]) for arm in (*rewarded, BASE)])
@@ -345,7 +343,7 @@ def found(plan: Plan) -> Outcome:
         "rl_seeds": settings.rl_seeds if rewarded else None,
     }
     costs = [cost(plan, str(one), scores[str(one)]) for one in sets_of(settings)]
-    costs += [cost(plan, arm, scores[arm]) for arm in (*rewarded, BASE)]
+    costs += [cost(plan, arm, scores[arm]) for arm in (*rewarded, BASE, THINKING)]
     return Outcome(claims(settings, scores, picks), costs, {k: v for k, v in protocol.items() if v is not None})
 
 
@@ -355,8 +353,8 @@ def selection_rows(
     shapes = {model: json.loads((resolve_model(model) / "config.json").read_text()) for model in settings.judge_models}
     sizes = {model: ModelConfig.from_hf(shape).parameter_count() for model, shape in shapes.items()}
     rows = []
-    for one, by in [*sets_of(settings).items(), (Set(BASE, 0), None)]:
-        sets = [of_seed[str(one)] for of_seed in inside] if one.by != BASE else []
+    for one, by in [*sets_of(settings).items(), (Set(BASE, 0), None), (Set(THINKING, 0), None)]:
+        sets = [of_seed[str(one)] for of_seed in inside] if one.by not in (BASE, THINKING) else []
         value = scores[str(one)]
         accuracy = value.accuracy_interval()
         rows.append(
@@ -396,43 +394,12 @@ def reward_row(plan: Plan, arm: str, scores: Scores) -> JudgeRewardRow:
     )
 
 
-def best_of(settings: StudySettings, out: Path) -> dict[str, dict[int, Floats]]:
-    """For each selector and N whether its pick is right, [question], exactly averaged over all subsets of N."""
-    pool = traces_of(out, BEST, settings)
-    questions: dict[str, list[int]] = {}
-    for place, one in enumerate(pool):
-        questions.setdefault(one.problem, []).append(place)
-    right = np.array([float(bool(one.correct)) for one in pool])
-    votes = [answer_given(one) for one in pool]
-    numbers = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= settings.best_of]
-    curves: dict[str, list[Floats]] = {}
-    for selector in judges_of(settings):
-        values = np.array(scores_of(out, BEST, selector, pool))
-        curves[str(selector)] = [rm_at_k(values[places], right[places]) for places in questions.values()]
-    curves["majority"] = [maj_at_k([votes[i] for i in places], right[places]) for places in questions.values()]
-    curves["oracle"] = [
-        np.array([pass_at_k(len(places), int(right[places].sum()), n) for n in range(1, len(places) + 1)])
-        for places in questions.values()
-    ]
-    return {who: {n: np.array([curve[n - 1] for curve in each]) for n in numbers} for who, each in curves.items()}
-
-
-def best_of_rows(picks: Mapping[str, Mapping[int, Floats]]) -> list[BestOfRow]:
-    rows = []
-    for who, curve in picks.items():
-        for n, values in curve.items():
-            value = mean_interval(values)
-            low, high = max(0.0, value.low), min(1.0, value.high)
-            rows.append(BestOfRow(who, n, value.estimate, low, high, len(values)))
-    return rows
-
-
 def cost(plan: Plan, arm: str, scores: Scores) -> ArmCost:
     """What training a student, or RL, took; pool and judges are shared and not in it."""
     if arm in plan.recipe.arms:
         runs = [plan.run(arm, seed) for seed in plan.seeds[: plan.recipe.settings.rl_seeds]]
     else:
-        runs = [] if arm == BASE else [plan.run(STUDENT, seed) / arm for seed in plan.seeds]
+        runs = [] if arm in (BASE, THINKING) else [plan.run(STUDENT, seed) / arm for seed in plan.seeds]
     taken = [json.loads((final(run) / "trainer" / "state.json").read_text()) for run in runs]
     return ArmCost(
         arm,
@@ -463,6 +430,8 @@ def claims(
 
     judged = [
         compared("beats-random", chooser, str(Set(RANDOM, least)), "+16.4 points (Table 2, 84.8 against 68.4)"),
+        compared("beats-random-right", chooser, str(Set(RIGHT, least)), "not compared"),
+        compared("beats-thinking", chooser, THINKING, "not compared: the student before SFT, made to think"),
         compared("beats-pool", chooser, POOL, "+3.7 points (Fig. 6, 1k against the raw 59k)"),
         compared("beats-curated", chooser, str(Set(CURATED, least)), "+5.6 points (Fig. 6; +6.0 in Table 2)"),
         compared(
@@ -492,10 +461,11 @@ def claims(
             gap = points(difference(scores[OUTCOME].accuracy, scores[arm].accuracy))
             text = f"accuracy after {arm} minus {OUTCOME}, points"
             judged.append(judge(f"{arm}-beats-outcome", text, gap, published))
-    last = max(picks["majority"])
+    last = max(picks[MAJORITY])
     chosen = picks[str(JudgeName(TRAJECTORY, large))][last]
     for rival, published in {
-        "majority": "+6.4 points (Fig. 5, MATH500, N = 16)",
+        MAJORITY: "+6.4 points (Fig. 5, MATH500, N = 16)",
+        ANY_TEXT: "not compared",
         str(JudgeName(RESPONSE, large)): "+2.4 points (Fig. 5, against the 72B judge)",
     }.items():
         gap = points(mean_interval(chosen - picks[rival][last]))

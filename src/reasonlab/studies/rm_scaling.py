@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,18 +177,28 @@ class Panels:
         return np.array([one == panel for one in self.of_question])
 
     def average_of(self, values: Floats, chosen: Sequence[str] | None = None) -> Interval:
-        """The plain mean over panels of a quantity [seed, question], with its interval.
+        """The plain mean over panels of a quantity [seed, question], with its interval."""
+        chosen = list(chosen or self.names)
+        return self.weighted(values, dict.fromkeys(chosen, 1 / len(chosen)))
+
+    def between(self, values: Floats, a: Sequence[str], b: Sequence[str]) -> Interval:
+        """The mean over panels `a` minus that over panels `b`: other questions, but the same training seeds."""
+        return self.weighted(values, dict.fromkeys(a, 1 / len(a)) | dict.fromkeys(b, -1 / len(b)))
+
+    def weighted(self, values: Floats, weights: Mapping[str, float]) -> Interval:
+        """Σ_p w_p · (mean over panel p) of a quantity [seed, question], with its interval.
 
         Questions weigh in inverse proportion to their panel's number of them, and scatter around the mean of their own
         panel: the panels are given, the questions in them are drawn. For P panels of Q questions the deviations are
         stretched by √((Q − 1) / (Q − P)), because P means were taken out and not one.
         """
-        chosen = list(chosen or self.names)
-        parts = [values[:, self.on(panel)] for panel in chosen]
-        count = sum(part.shape[1] for part in parts)
-        mean = float(np.mean([part.mean() for part in parts]))
+        parts = {panel: values[:, self.on(panel)] for panel in weights}
+        count = sum(part.shape[1] for part in parts.values())
+        mean = sum(weights[panel] * float(part.mean()) for panel, part in parts.items())
         stretch = math.sqrt((count - 1) / (count - len(parts)))
-        around = [(part - part.mean()) * stretch * count / (len(parts) * part.shape[1]) for part in parts]
+        around = [
+            (part - part.mean()) * stretch * count * weights[panel] / part.shape[1] for panel, part in parts.items()
+        ]
         return interval(mean + np.concatenate(around, axis=1))
 
     def score(self, values: Floats, panel: str) -> Interval:
@@ -253,8 +263,9 @@ def found(plan: Plan) -> Outcome:
         "gain": {one: _rounded(panels.average_of(judges.gain(_only(i)))) for i, one in enumerate(judges.names)},
         "trend": _rounded(panels.average_of(judges.trend())),
     }
-    if len(judges.names) > 2:
+    if len(judges.names) > 2:  # whether the trend hangs on one judge
         protocol["trend_without_largest"] = _rounded(panels.average_of(judges.trend(slice(None, -1))))
+        protocol["trend_without_smallest"] = _rounded(panels.average_of(judges.trend(slice(1, None))))
     costs = [_pool_cost(part, pools / part, len(settings.writers)) for part in (TRAIN, TEST)]
     runs = {arm: [plan.run(arm, seed) for seed in plan.seeds] for arm in judges.names}
     length = costs[0].tokens
@@ -360,8 +371,6 @@ def claims(judges: Judges, panels: Panels) -> list[Claim]:
     data_decades = math.log10(judges.progress[-1] / judges.progress[0])
     apart = judges.gain(large) - judges.gain(small)
     hard, easy = panels.hard, [panel for panel in panels.names if panel not in panels.hard]
-    ends = [float(panels.average_of(judges.rm[i, -1]).estimate) for i in range(len(judges.names))]
-    best = int(np.argmax(ends))
     majority = panels.majority[None]
     return [
         judge(
@@ -387,7 +396,7 @@ def claims(judges: Judges, panels: Panels) -> list[Claim]:
         judge(
             "hard-panels-need-size",
             f"the same difference ({names}) on hard panels minus on easy ones, points",
-            points(_between(apart, panels, hard, easy)),
+            points(panels.between(apart, hard, easy)),
             "on easy sets (GSM8K) every size goes on improving",
         ),
         judge(
@@ -401,13 +410,6 @@ def claims(judges: Judges, panels: Panels) -> list[Claim]:
             f"average rm@8 of {judges.names[-1]} at the end minus majority@8, points",
             points(panels.average_of(judges.rm[-1, -1] - majority)),
             "AceMath-72B-RM 69.53, 7B 67.41, majority@8 64.95",
-        ),
-        judge(
-            "best-beats-majority",
-            f"average rm@8 at the end minus majority@8 for {judges.names[best]}, the best on these very questions, "
-            "points",
-            points(panels.average_of(judges.rm[best, -1] - majority)),
-            "+4.58 (72B), +2.46 (7B)",
         ),
     ]
 
@@ -431,14 +433,6 @@ def _at_level(values: Floats, level: float) -> Interval:
     if min(values.shape) > 1:
         return seed_mean_interval(values, level)
     return mean_interval(values.mean(axis=0), level)
-
-
-def _between(values: Floats, panels: Panels, a: Sequence[str], b: Sequence[str]) -> Interval:
-    """The average over panels `a` minus that over panels `b`; other questions, so their variances add."""
-    of_a, of_b = panels.average_of(values, a), panels.average_of(values, b)
-    half = math.hypot(of_a.high - of_a.estimate, of_b.high - of_b.estimate)
-    middle = of_a.estimate - of_b.estimate
-    return Interval(middle, middle - half, middle + half)
 
 
 # --- what it took ----------------------------------------------------------------------------------------------------
