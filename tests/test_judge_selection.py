@@ -201,6 +201,14 @@ def test_curation_takes_sound_responses_to_problems_that_somebody_fails_at() -> 
         curated([replace(one, correct=None) for one in pool], 3)
 
 
+def test_where_every_problem_was_tried_once_the_level_says_what_is_hard() -> None:
+    pool = [replace(tiny(i, "f", 4 + i % 5), level=1 + i % 4) for i in range(40)]
+    chosen, stages = curated(pool, 20)
+    assert stages["hard"] == 20
+    assert {pool[i].level for i in chosen} == {3, 4}
+    assert {pool[i].level for i in curated(pool, 25)[0][20:]} <= {1, 2}
+
+
 def test_curation_is_even_over_families_and_prefers_length() -> None:
     pool = [tiny(i, family, 1 + i % 20) for family, size in (("a", 200), ("b", 40), ("c", 40)) for i in range(size)]
     pool += [replace(one, correct=False, response="wrong") for one in pool]

@@ -30,6 +30,7 @@ from reasonlab.figures.tables import (
 from reasonlab.judges.exact_labels import exact_labels
 from reasonlab.judges.types import Candidate, Scored, read_labels
 from reasonlab.problems.tiny_world import split_of
+from reasonlab.studies import prm_best_of as best_of
 from reasonlab.studies import prm_selection as study
 from reasonlab.studies.answers import read_answers
 from reasonlab.studies.plan import Plan
@@ -121,8 +122,27 @@ def test_the_table_is_that_of_the_answers(out: Path) -> None:
     accuracy = {(row.selector, row.n): row.accuracy for row in best}
     assert len({round(accuracy[row.selector, 1], 9) for row in best}) == 1  # of one answer nothing can be picked
     assert all(row.accuracy <= accuracy["oracle", row.n] + 1e-9 for row in best)
+    assert {"majority", "weighted majority", "any distinct text", "oracle"} <= {row.selector for row in best}
     rl = {row.arm: row for row in read_table(out / JUDGE_RL, JudgeRewardRow)}
     assert (rl["rl-steps-0.75"].weight, rl["rl-steps-0.75"].form, rl["rl-outcome"].form) == (0.75, "steps", "none")
+
+
+def test_sets_say_what_is_in_them(out: Path) -> None:
+    inside = json.loads((out / "runs" / "seed-0" / "sets" / "sets.json").read_text())
+    right = next(name for name in inside if name.startswith(study.RIGHT))
+    assert inside[right]["right"] == 1
+    assert 0 < inside["pool"]["thinking"] < 1
+    for one in inside.values():
+        assert sum(one["writers"].values()) == pytest.approx(1)
+    curated = next(one for name, one in inside.items() if name.startswith(study.CURATED))
+    assert curated["stages"]["right"] >= curated["stages"]["distinct"] >= curated["traces"]
+
+
+def test_a_judge_that_knows_nothing_picks_like_any_distinct_text() -> None:
+    """Three answers agree word for word and are right, one is wrong: of two texts one is picked."""
+    pool = [Candidate("q", "1+1=?", text, "2", text == "2", "sum") for text in ("2", "2", "2", "3")]
+    by_lot = np.mean([best_of.exact(best_of.questions(pool, best_of.lots(pool, n)), [4])[4][0] for n in range(400)])
+    assert by_lot == pytest.approx(0.5, abs=0.08)
 
 
 def test_problems_of_pool_judges_and_test_do_not_overlap(out: Path) -> None:

@@ -90,7 +90,9 @@ def study(where: Path, *more: str) -> int:
 def test_a_study_leaves_verdicts_tables_and_figures(miniature: Path) -> None:
     content = json.loads((miniature / "verdicts.json").read_text())
     judged = {claim["id"]: claim for claim in content["claims"]}
-    assert {"bigger-is-better", "more-data-helps", "size-matters-more-than-data", "largest-beats-majority"} <= set(judged)
+    assert {"bigger-is-better", "more-data-helps", "size-matters-more-than-data", "largest-beats-majority"} <= set(
+        judged
+    )
     assert all(claim["verdict"] in ("holds", "fails", "undecided") for claim in judged.values())
     rows = read_table(miniature / PROGRESS, ProgressRow)
     assert {row.arm for row in rows} == {"tiny-0.3m", "tiny-1m"}

@@ -50,34 +50,36 @@ def best_of(settings: StudySettings, out: Path, voter: JudgeName) -> dict[str, d
     for the weighted majority, whose weights are `voter`'s scores."""
     pool = traces_of(out, BEST, settings)
     numbers = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= settings.best_of]
-    picks = {
-        str(one): _exact(_questions(pool, scores_of(out, BEST, one, pool)), numbers) for one in judges_of(settings)
-    }
-    weighed = _questions(pool, scores_of(out, BEST, voter, pool))
-    picks[WEIGHTED] = {n: np.array([weighted_majority(one, n) for one in weighed]) for n in numbers}
+    picks = {str(one): exact(questions(pool, scores_of(out, BEST, one, pool)), numbers) for one in judges_of(settings)}
+    weighed = questions(pool, scores_of(out, BEST, voter, pool))
+    picks[WEIGHTED] = {n: np.array([_weighted(one, n) for one in weighed]) for n in numbers}
     picks[MAJORITY] = _table([maj_at_k(one.votes, one.correct) for one in weighed], numbers)
-    lots = [_exact(_questions(pool, _lots(pool, lot)), numbers) for lot in range(LOTS)]
-    picks[ANY_TEXT] = {n: np.mean([lot[n] for lot in lots], axis=0) for n in numbers}
+    by_lot = [exact(questions(pool, lots(pool, lot)), numbers) for lot in range(LOTS)]
+    picks[ANY_TEXT] = {n: np.mean([lot[n] for lot in by_lot], axis=0) for n in numbers}
     picks[ORACLE] = {
         n: np.array([pass_at_k(len(one.correct), int(one.correct.sum()), n) for one in weighed]) for n in numbers
     }
     return picks
 
 
-def _questions(pool: Sequence[Candidate], scores: Sequence[float]) -> list[Question]:
+def questions(pool: Sequence[Candidate], scores: Sequence[float]) -> list[Question]:
     families = by_question(pool, np.array(scores), answer_given).families
-    return [question for questions in families.values() for question in questions]
+    return [question for some in families.values() for question in some]
 
 
-def _exact(questions: Sequence[Question], numbers: Sequence[int]) -> dict[int, Floats]:
-    return _table([rm_at_k(one.scores, one.correct) for one in questions], numbers)
+def exact(asked: Sequence[Question], numbers: Sequence[int]) -> dict[int, Floats]:
+    return _table([rm_at_k(one.scores, one.correct) for one in asked], numbers)
+
+
+def _weighted(question: Question, n: int) -> float:
+    return weighted_majority(question, n) if n > 1 else float(question.correct.mean())
 
 
 def _table(curves: Sequence[Floats], numbers: Sequence[int]) -> dict[int, Floats]:
     return {n: np.array([curve[n - 1] for curve in curves]) for n in numbers}
 
 
-def _lots(pool: Sequence[Candidate], lot: int) -> list[float]:
+def lots(pool: Sequence[Candidate], lot: int) -> list[float]:
     """A score by lot for every distinct text."""
     return [key("lot", lot, one.problem, one.response) / 2.0**63 for one in pool]
 
