@@ -30,13 +30,13 @@ _STYLES: dict[str, dict[str, Any]] = {
     "response-only, on responses": {"color": _ORANGE, "marker": "v"},
     "skywork-style": {"color": PURPLE, "marker": "s"},
     RANDOM: {"color": GREY, "marker": "D"},
-    RIGHT: {"color": GREY, "marker": "D", "markerfacecolor": "white"},
+    RIGHT: {"color": GREY, "marker": "X"},
     CURATED: {"color": GREEN, "marker": "P"},
     POOL: {"color": INK, "marker": "s"},
     BASE: {"color": GREY, "marker": "o", "markerfacecolor": "white"},
     "majority": {"color": GREY, "marker": "D"},
     "weighted majority": {"color": GREEN, "marker": "P"},
-    "any distinct text": {"color": GREY, "marker": "o", "markerfacecolor": "white"},
+    "any distinct text": {"color": GREY, "marker": "X"},
     "oracle": {"color": INK, "marker": "s"},
 }
 _HEAD, _FOOT, _TITLES, _BETWEEN, _OURS, _THEIRS = 0.9, 1.35, 0.8, 1.55, 3.6, 2.9
