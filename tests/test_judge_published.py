@@ -645,7 +645,11 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "other shape": ("skywork-prm", lambda d: change_config(d, intermediate_size=40), "have shape .* asks for"),
     "only pickles": ("skywork-prm", only_pickles, "only pytorch_model.bin, which is never unpickled"),
     "no config": ("skywork-prm", lambda d: (d / "config.json").unlink(), "is not a checkpoint"),
-    "mistral without sizes": ("math-shepherd", lambda d: change_config(d, hidden_size=...), "is not a model's config"),
+    "mistral without sizes": (
+        "math-shepherd",
+        lambda d: change_config(d, hidden_size=...),
+        "lacks the key 'hidden_size'",
+    ),
     "unknown architecture": (
         "acemath-rm",
         lambda d: change_config(d, model_type="gemma2"),

@@ -16,15 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from small_models import from_transformers, in_transformers, packed_logits, random_sequences, shake, small_model
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from reasonlab.errors import UserError
 from reasonlab.keys import key
 from reasonlab.model.attention import PackedCausal
-from reasonlab.model.checkpoint import load_config, load_model, save_model
+from reasonlab.model.checkpoint import load_config, load_model, save_model, save_tensors
 from reasonlab.model.config import ModelConfig
 from reasonlab.model.ladder import SIZES, resolve_model, tiny_config
 from reasonlab.model.transformer import Transformer
+from reasonlab.rollout.engine import Engine
+from reasonlab.rollout.types import Request, Sampling
 
 LENGTHS = [7, 33, 1, 12, 33]
 LLAMA3_ROPE = {
@@ -37,7 +39,7 @@ LLAMA3_ROPE = {
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
-FAMILIES = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+FAMILIES = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-bias": ("llama", {"attention_bias": True}),
@@ -46,7 +48,11 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-linear": ("llama", {"rope_parameters": LINEAR_ROPE}),
     "llama-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama-yarn": ("llama", {"rope_parameters": YARN_ROPE}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 40}),
+    "mistral-linear": ("mistral", {"sliding_window": None, "rope_parameters": LINEAR_ROPE}),
     "qwen2": ("qwen2", {}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}),
     "qwen2-yarn": ("qwen2", {"rope_parameters": YARN_ROPE}),
     "qwen3": ("qwen3", {}),
     "qwen3-bias": ("qwen3", {"attention_bias": True}),
@@ -82,6 +88,13 @@ def their_logits(model: Any, sequences: list[torch.Tensor]) -> list[torch.Tensor
         return [model(s[None]).logits[0] for s in sequences]
 
 
+def greedy(model: Any, start: torch.Tensor, tokens: int) -> list[int]:
+    """What transformers generates. The mask is given, or a padding token inside the prompt would be hidden."""
+    mask = torch.ones_like(start[None])
+    whole = model.generate(start[None], attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    return [int(token) for token in whole[0, len(start) :]]
+
+
 def assert_same_logits(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
@@ -106,6 +119,11 @@ def test_logits_equal_those_of_transformers_both_ways(variation: str, tied: bool
     kept = back.state_dict()
     assert all(torch.equal(kept[name], value) for name, value in theirs.state_dict().items())
     assert load_config(tmp_path / "ours") == ours.config
+    starts = [s for s in sequences if len(s) < 20]
+    sampling = Sampling(temperature=0.0, max_tokens=12, stop_ids=(2,))
+    rollouts = Engine(ours, rows=3).generate([Request(s.tolist(), [0]) for s in starts], sampling)
+    for start, (rollout,) in zip(starts, rollouts, strict=True):
+        assert rollout.ids == greedy(theirs, start, 12)
 
 
 @pytest.mark.parity
@@ -212,6 +230,34 @@ def test_several_end_tokens_survive_the_round_trip(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"] == [2, 5]
 
 
+def test_end_tokens_that_only_the_generation_config_names_are_kept(tmp_path: Path) -> None:
+    save_model(small_model(eos_ids=(2,)), tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 2]}')
+    assert load_config(tmp_path).eos_ids == (2, 5)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 7}')
+    assert load_config(tmp_path).eos_ids == (2, 7)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(UserError, match="generation_config"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 4000, 1 << 30])
+def test_tensors_are_written_in_shards_as_they_come(shard_bytes: int, tmp_path: Path) -> None:
+    model = small_model(tied=False)
+    (tmp_path / "whole").mkdir()
+    save_model(model, tmp_path / "whole")
+    tensors = load_file(tmp_path / "whole" / "model.safetensors")
+    (tmp_path / "parts").mkdir()
+    save_tensors(iter(tensors.items()), tmp_path / "parts", shard_bytes)
+    (tmp_path / "parts" / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
+    names = {file.name for file in (tmp_path / "parts").glob("*.safetensors")}
+    assert (names == {"model.safetensors"}) == (shard_bytes == 1 << 30)
+    assert len(names) == len(tensors) if shard_bytes == 1 else len(names) < len(tensors)
+    loaded = load_model(tmp_path / "parts").state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+    AutoModelForCausalLM.from_pretrained(tmp_path / "parts")  # transformers finds its shards too
+
+
 def test_saving_copies_the_tokenizer_and_is_reproducible(tmp_path: Path) -> None:
     model, source, targets = small_model(), tmp_path / "source", [tmp_path / "a", tmp_path / "b"]
     for directory in (source, *targets):
@@ -271,14 +317,14 @@ def test_unsupported_architectures_list_the_supported_ones(kind: str | None, che
     change_config(checkpoint, model_type=kind)
     message = refusal(checkpoint)
     assert repr(kind) in message
-    for name in ("llama", "qwen2", "qwen3", "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"):
+    for name in ("llama", "mistral", "qwen2", "qwen3", "LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"):
         assert name in message
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"use_sliding_window": True, "sliding_window": 16}, "sliding-window attention"),
+        ({"use_sliding_window": True}, "sliding-window attention"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window attention"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
@@ -295,8 +341,35 @@ def test_unsupported_options_are_named_and_the_remedy_says_what_works(
 
 
 def test_a_sliding_window_that_is_switched_off_is_no_obstacle(checkpoint: Path) -> None:
-    change_config(checkpoint, use_sliding_window=False, sliding_window=4096)
-    load_model(checkpoint)
+    change_config(checkpoint, use_sliding_window=False, sliding_window=16)
+    assert load_model(checkpoint).config.max_positions == 2048
+    full = {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "layer_types": ["full_attention"] * 2,
+    }
+    assert ModelConfig.from_hf(json.loads((checkpoint / "config.json").read_text()) | full).max_positions == 2048
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("family", ["mistral", "qwen2"])
+def test_positions_end_where_a_sliding_window_begins_to_matter(family: str, tmp_path: Path) -> None:
+    options = {"use_sliding_window": True, "max_window_layers": 0} if family == "qwen2" else {}
+    theirs = random_hf(hf_config(family, sliding_window=16, **options))
+    ours = from_transformers(theirs, tmp_path)
+    assert ours.config.max_positions == 16
+    sequences = random_sequences([16, 17], vocabulary=61)
+    inside, beyond = zip(packed_logits(ours, sequences), their_logits(theirs, sequences), strict=True)
+    torch.testing.assert_close(*inside, atol=1e-5, rtol=0)
+    assert (beyond[0] - beyond[1]).abs().max() > 1e-3
+
+
+def test_a_mistral_that_is_silent_has_the_window_that_transformers_gives_it(checkpoint: Path) -> None:
+    change_config(checkpoint, model_type="mistral", max_position_embeddings=32768, sliding_window="absent")
+    assert load_config(checkpoint).max_positions == MistralConfig().sliding_window == 4096
+    change_config(checkpoint, sliding_window=None)
+    assert load_config(checkpoint).max_positions == 32768
 
 
 def test_unsupported_rope_lists_the_supported_types(checkpoint: Path) -> None:

@@ -24,6 +24,7 @@ COMMANDS = {
     "select": "choose the best responses of a pool by a judge's scores, to train on",
     "compare": "compare two runs or answer files, paired by problem: difference, interval, flips",
     "data": "list the benchmarks, check training pools for overlap, curate them, sample models for training data",
+    "models": "list the models, get language models by name or from the hub, merge LoRA adapters",
     "figures": "draw the figures of a run or a study again",
     "bench": "measure the engine, and check its logprobs against the learner's",
 }
@@ -69,6 +70,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
         "select": _select,
         "compare": _compare,
         "data": _data,
+        "models": _models,
         "figures": _figures,
         "bench": _bench,
     }
@@ -241,6 +243,12 @@ def _compare(words: list[str]) -> int:
 
 def _data(words: list[str]) -> int:
     from reasonlab.problems.data_command import run
+
+    return run(words)
+
+
+def _models(words: list[str]) -> int:
+    from reasonlab.model.get_command import run
 
     return run(words)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from torch import Tensor
 
 from reasonlab.errors import UserError
 from reasonlab.model.config import ModelConfig
+from reasonlab.model.rope import inverse_frequencies
 from reasonlab.model.transformer import Transformer
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
+SHARD_BYTES = 4 << 30
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -31,24 +33,28 @@ def load_model(directory: Path, with_head: bool = True) -> Transformer:
     config = load_config(directory)
     if not with_head:
         config = replace(config, tied=True)
-    model = Transformer(config)
+    with torch.device("meta"):  # no weights are drawn that would be overwritten
+        model = Transformer(config)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     tensor = open_tensors(directory)
-    own = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, sources in tensor_layout(config):
-            for source, part in zip(sources, _parts(config, own[name], len(sources)), strict=True):
-                try:
-                    value = tensor(source)
-                except KeyError:
-                    raise UserError(
-                        f"{directory} has no tensor {source!r}", "The weights do not belong to its config.json"
-                    ) from None
-                if value.shape != part.shape:
-                    raise UserError(
-                        f"{source} has shape {tuple(value.shape)} where config.json asks for {tuple(part.shape)}",
-                        "The weights do not belong to its config.json",
-                    )
-                part.copy_(value)
+    state: dict[str, Tensor] = {}
+    for name, sources in tensor_layout(config):
+        state[name] = torch.empty(shapes[name])
+        for source, part in zip(sources, _parts(config, state[name], sources), strict=True):
+            try:
+                value = tensor(source)
+            except KeyError:
+                raise UserError(
+                    f"{directory} has no tensor {source!r}", "The weights do not belong to its config.json"
+                ) from None
+            if value.shape != part.shape:
+                raise UserError(
+                    f"{source} has shape {tuple(value.shape)} where config.json asks for {tuple(part.shape)}",
+                    "The weights do not belong to its config.json",
+                )
+            part.copy_(value)
+    model.load_state_dict(state, assign=True)
+    model.inverse_frequencies, _ = inverse_frequencies(config.head_dim, config.rope, config.max_positions)
     return model
 
 
@@ -57,12 +63,15 @@ def save_model(
 ) -> None:
     """Write weights and config into an existing directory; copy the tokenizer files that lie in `tokenizer_from`.
 
-    `more` are tensors of another head, under their Hugging Face names.
+    LoRA adapters are written merged into the weights, so that what is saved computes what the model computes. `more`
+    are tensors of another head, under their Hugging Face names.
     """
-    parameters = dict(model.named_parameters())
+    from reasonlab.model.lora import merged_parameters  # it needs the layout below
+
+    parameters = dict(merged_parameters(model))
     tensors: dict[str, Tensor] = {}
     for name, targets in tensor_layout(model.config):
-        parts = _parts(model.config, parameters[name].detach().cpu(), len(targets))
+        parts = _parts(model.config, parameters[name].cpu(), targets)
         tensors.update({target: part.contiguous() for target, part in zip(targets, parts, strict=True)})
     tensors.update({name: tensor.detach().cpu().contiguous() for name, tensor in (more or {}).items()})
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
@@ -77,16 +86,61 @@ def save_model(
                 shutil.copyfile(tokenizer_from / file, directory / file)
 
 
+def save_tensors(tensors: Iterable[tuple[str, Tensor]], directory: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write tensors as they come: one file, or shards with their index, never much more than a shard in memory."""
+    shards: list[list[str]] = []
+    held: dict[str, Tensor] = {}
+
+    def write() -> None:
+        shards.append(list(held))
+        save_file(held, directory / _shard(len(shards), 0), metadata={"format": "pt"})
+        held.clear()
+
+    total = held_bytes = 0
+    for name, tensor in tensors:
+        if held and held_bytes + tensor.nbytes > shard_bytes:
+            write()
+            held_bytes = 0
+        held[name] = tensor.contiguous()
+        held_bytes += tensor.nbytes
+        total += tensor.nbytes
+    write()
+    names = [WEIGHTS] if len(shards) == 1 else [_shard(i, len(shards)) for i in range(1, len(shards) + 1)]
+    for number, name in enumerate(names, 1):
+        (directory / _shard(number, 0)).rename(directory / name)
+    if len(names) > 1:
+        weight_map = {tensor: name for name, held_names in zip(names, shards, strict=True) for tensor in held_names}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _shard(number: int, count: int) -> str:
+    return f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
 def load_config(directory: Path) -> ModelConfig:
     path = directory / "config.json"
     if not path.is_file():
         raise UserError(f"{directory} is not a checkpoint (no config.json)", "Give a Hugging Face model directory")
     try:
-        return ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
+        config = ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
     except KeyError as missing:
         raise UserError(f"{path} lacks the key {missing}", "Fetch the checkpoint again") from None
     except (AttributeError, TypeError, ValueError) as error:  # not JSON, not an object, not a number
         raise UserError(f"{path} is not a model's config ({error})", "Fetch the checkpoint again") from None
+    return replace(config, eos_ids=tuple(dict.fromkeys((*config.eos_ids, *_generation_ends(directory)))))
+
+
+def _generation_ends(directory: Path) -> Sequence[int]:
+    """generation_config.json often names more end tokens than config.json; a saved model must not lose them."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return ()
+    try:
+        ends = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        return [int(end) for end in ends] if isinstance(ends, list) else () if ends is None else (int(ends),)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error})", "Fetch the checkpoint again") from None
 
 
 def tensor_layout(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
@@ -110,11 +164,18 @@ def tensor_layout(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
         yield "head.weight", ["lm_head.weight"]
 
 
-def _parts(config: ModelConfig, stacked: Tensor, count: int) -> Sequence[Tensor]:
+def stacked_sizes(config: ModelConfig, parts: Sequence[str]) -> list[int]:
+    """How many rows each projection has."""
+    rows = {"q_proj": config.heads * config.head_dim, "o_proj": config.hidden_size, "down_proj": config.hidden_size}
+    rows |= dict.fromkeys(("k_proj", "v_proj"), config.kv_heads * config.head_dim)
+    return [rows.get(part, config.intermediate_size) for part in parts]
+
+
+def _parts(config: ModelConfig, stacked: Tensor, names: Sequence[str]) -> Sequence[Tensor]:
     """Views of the tensors that are stacked in one of our parameters: q, k, v, or gate and up, or the whole."""
-    if count == 3:
-        return torch.split(stacked, [n * config.head_dim for n in (config.heads, config.kv_heads, config.kv_heads)])
-    return stacked.chunk(count)
+    if len(names) == 1:
+        return [stacked]
+    return torch.split(stacked, stacked_sizes(config, [name.split(".")[-2] for name in names]))
 
 
 def open_tensors(directory: Path) -> Callable[[str], Tensor]:

@@ -1,7 +1,10 @@
 """The shape of a decoder-only transformer, read from and written to a Hugging Face `config.json`.
 
-Three dense families are covered by one set of switches: Llama (no biases), Qwen2 (bias on q, k, v) and Qwen3
-(RMSNorm on every head of q and k). Anything else is refused by name rather than loaded wrongly.
+Four dense families are covered by one set of switches: Llama and Mistral (no biases), Qwen2 (bias on q, k, v) and
+Qwen3 (RMSNorm on every head of q and k). Anything else is refused by name rather than loaded wrongly.
+
+A sliding window of w tokens (Mistral 7B v0.1) is full attention for texts of up to w tokens. Such a model is read as
+one that takes w positions at most: what it computes is exact, and longer texts are refused by whoever asks for them.
 """
 
 from __future__ import annotations
@@ -12,13 +15,15 @@ from typing import Any, Literal
 
 from reasonlab.errors import UserError
 
-Architecture = Literal["llama", "qwen2", "qwen3"]
+Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
 CLASS_NAMES: dict[str, str] = {
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+MISTRAL_WINDOW = 4096  # what transformers takes where a Mistral's config.json does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class ModelConfig:
             head_dim=int(raw.get("head_dim") or (128 if kind == "qwen3" else int(raw["hidden_size"]) // heads)),
             norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope=_read_rope(raw),
-            max_positions=int(raw.get("max_position_embeddings", 2048)),
+            max_positions=min((int(raw.get("max_position_embeddings", 2048)), *_window(raw))),
             tied=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=kind == "qwen2" or bias,
             output_bias=kind != "qwen2" and bias,
@@ -102,8 +107,10 @@ class ModelConfig:
             "pad_token_id": self.pad_id,
             "dtype": dtype,
         }
-        if self.architecture != "qwen2":
+        if self.architecture in ("llama", "qwen3"):
             raw["attention_bias"] = self.qkv_bias
+        if self.architecture == "mistral":
+            raw["sliding_window"] = None  # `max_positions` is within it
         if rope.get("rope_type", "default") != "default":
             raw["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
         return raw
@@ -138,8 +145,8 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         problems.append(f"hidden_act={raw['hidden_act']!r} (only silu)")
     if raw.get("mlp_bias"):
         problems.append("mlp_bias=true")
-    if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or ()):
-        problems.append("sliding-window attention")
+    if _slides(raw) and raw.get("model_type") != "mistral" and not raw.get("sliding_window"):
+        problems.append("sliding-window attention of no stated width")
     if raw.get("quantization_config"):
         problems.append("quantised weights")
     if problems:
@@ -147,3 +154,16 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
             f"this {raw.get('model_type')} checkpoint uses {', '.join(problems)}, which is not supported",
             "Use a dense checkpoint with full attention, SwiGLU and unquantised weights",
         )
+
+
+def _slides(raw: Mapping[str, Any]) -> bool:
+    layer_types = raw.get("layer_types")
+    if layer_types:
+        return "sliding_attention" in layer_types
+    return raw.get("model_type") == "mistral" or bool(raw.get("use_sliding_window"))
+
+
+def _window(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """The width of the sliding window, if there is one."""
+    window = raw.get("sliding_window", MISTRAL_WINDOW) if _slides(raw) else None
+    return () if window is None else (int(window),)

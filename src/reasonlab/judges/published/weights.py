@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from reasonlab.errors import UserError
 from reasonlab.judges.network import Head, Part
 from reasonlab.model.checkpoint import INDEX, WEIGHTS, load_config, open_safetensors, open_tensors, tensor_layout
-from reasonlab.model.config import ModelConfig
 from reasonlab.model.rope import inverse_frequencies
 from reasonlab.model.transformer import Transformer
 
@@ -56,29 +55,17 @@ class PublishedHead(Head):
 class Checkpoint:
     """An opened directory: its config, and its tensors by name and shape. No weight is read before it is asked for.
 
-    `config` leaves the language head out. Mistral is a Llama with a sliding window; its positions are cut down to the
-    window, since up to that length windowed and full attention are the same.
+    `config` leaves the language head out.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.raw = _read_json(directory / "config.json")
-        config = self._read_config()
+        config = load_config(directory)
         self.tied = config.tied
         self.config = replace(config, tied=True)
         self._read = open_tensors(directory)
         self.shapes = _shapes(directory)
-
-    def _read_config(self) -> ModelConfig:
-        if self.raw.get("model_type") != "mistral":
-            return load_config(self.directory)
-        try:
-            config = ModelConfig.from_hf({**self.raw, "model_type": "llama"})
-            window = int(self.raw.get("sliding_window") or config.max_positions)
-        except (KeyError, TypeError, ValueError) as error:
-            what = f"{self.directory / 'config.json'} is not a model's config ({error})"
-            raise UserError(what, "Fetch the checkpoint again") from None
-        return replace(config, max_positions=min(window, config.max_positions))
 
     def backbone(self, device: torch.device, dtype: torch.dtype) -> Transformer:
         """The transformer up to its final norm, read tensor by tensor onto the device: never twice in memory."""
