@@ -66,6 +66,7 @@ from reasonlab.problems.problem import Problem
 from reasonlab.problems.tiny_world import problem_set
 from reasonlab.rollout.decoder import Decoder
 from reasonlab.rollout.engine import Engine
+from reasonlab.rollout.operations import RUNNING
 from reasonlab.rollout.partial import PartialRollouts
 from reasonlab.rollout.types import Request, Rollout, Sampling
 
@@ -293,11 +294,13 @@ def step_costs(model: Transformer, repetitions: int = 15) -> dict[str, dict[int,
     costs: dict[str, dict[int, float]] = {}
     print("\none decoding step, ms     " + "".join(f"{rows:>6} rows" for rows in STEP_ROWS))
     for width in columns:
-        decoder.positions.fill_(width - 1)
         row = costs[str(width)] = {}
         for rows in STEP_ROWS:
             times = []
             for _ in range(repetitions):
+                decoder.state.counts.zero_()
+                decoder.state.finish.fill_(RUNNING)
+                decoder.state.positions.fill_(width - 1)
                 start = time.perf_counter()
                 decoder.step(rows, width)
                 if decoder.device.type == "cuda":

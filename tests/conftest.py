@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 
 # One thread keeps sums in one order, and tiny models are fastest that way.
@@ -9,6 +10,8 @@ if find_spec("torch"):
     import torch
 
     torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported first, by whomever
 
 # Hypothesis' own "ci" profile: no deadline per example (a busy machine is not a bug), fixed examples.
 if find_spec("hypothesis"):

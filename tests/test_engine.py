@@ -20,7 +20,9 @@ from reasonlab.keys import key
 from reasonlab.methods.group import example
 from reasonlab.model.transformer import Transformer
 from reasonlab.rollout import engine as engine_module
+from reasonlab.rollout.decoder import Admission, Decoder, Prefilled, Report, row_bucket
 from reasonlab.rollout.engine import Engine, repeats
+from reasonlab.rollout.operations import RUNNING
 from reasonlab.rollout.types import Finish, Request, Rollout, Sampling
 from reasonlab.train.learner import Learner
 
@@ -41,11 +43,13 @@ REQUESTS = requests_of(PROMPT_LENGTHS, GROUP_SIZES)
 SAMPLES = sum(GROUP_SIZES)
 
 
-def assert_same(got: Sequence[Sequence[Rollout]], expected: Sequence[Sequence[Rollout]]) -> None:
+def assert_same(
+    got: Sequence[Sequence[Rollout]], expected: Sequence[Sequence[Rollout]], tolerance: float = 1e-6
+) -> None:
     assert [[r.ids for r in group] for group in got] == [[r.ids for r in group] for group in expected]
     for a, b in zip(flat(got), flat(expected), strict=True):
         assert (a.prompt, a.finish) == (b.prompt, b.finish)
-        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-6, rtol=1e-6)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=tolerance, rtol=tolerance)
 
 
 def flat(groups: Sequence[Sequence[Rollout]]) -> list[Rollout]:
@@ -311,6 +315,92 @@ def test_a_looping_rollout_is_cut(window: int) -> None:
 
 def test_lively_rollouts_are_not_cut(model: Transformer, reference: list[list[Rollout]]) -> None:
     assert_same(Engine(model).generate(REQUESTS, replace(FREE, repetition_window=16)), reference)
+
+
+# --- as on CUDA ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("interval", "ahead"), [(1, 0), (5, 2), (8, 2), (40, 7)])
+def test_looking_less_often_and_later_changes_nothing(
+    interval: int, ahead: int, model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA the host sees the last tokens of each row as they were some steps ago."""
+    stops = ("B", "CD")
+    sampling = Sampling(temperature=0.1, max_tokens=60, stop_ids=(3,), stop_strings=stops, repetition_window=16)
+    expected = Engine(model, rows=4, decode_text=letters).generate(REQUESTS, sampling)
+    assert {r.finish for r in flat(expected)} == {"stop", "length", "repetition"}
+    reports: dict[Decoder, Report] = {}
+
+    def ask(self: Decoder) -> None:
+        numbers = (self.state.counts[:, None] + torch.arange(-self.tail, 0)).clamp(min=0)
+        tail = self.state.ids.gather(1, numbers).numpy()
+        counts, codes = (x.numpy().copy() for x in (self.state.counts, self.state.finish))
+        reports[self] = Report(counts, codes, tail, counts - self.tail)
+
+    monkeypatch.setattr(Decoder, "ask", ask)
+    monkeypatch.setattr(Decoder, "report", lambda self: reports[self])
+    monkeypatch.setitem(engine_module.CHECK_INTERVAL, "cpu", interval)
+    monkeypatch.setitem(engine_module.STEPS_AHEAD, "cpu", ahead)
+    got = Engine(model, rows=4, decode_text=letters).generate(REQUESTS, sampling)
+    assert_same(got, expected, tolerance=2e-5)  # a low temperature magnifies what rounding does to logits
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000))
+def test_a_bucket_of_rows_has_room_and_little_more(n: int, most: int) -> None:
+    n = min(n, most)
+    bucket = row_bucket(n, most)
+    assert n <= bucket <= most
+    assert bucket < 2 * n
+    assert row_bucket(bucket, most) == bucket
+
+
+def test_a_wave_of_contexts_is_stored_at_once(model: Transformer) -> None:
+    contexts = [sequence.tolist() for sequence in random_sequences([7, 2, 12, 1], seed=5)]
+    one, other = (Decoder(model, 9, 64, FREE) for _ in range(2))
+    with torch.inference_mode():
+        keys, values = one.prefill(contexts)
+        admissions, row, start = [], 0, 0
+        for context, samples in zip(contexts, (3, 1, 4, 1), strict=True):
+            prefilled = Prefilled(keys, values, start, start + len(context) - 1)
+            admissions.append((Admission(row, context, range(samples), prefilled), prefilled))
+            row, start = row + samples, prefilled.end
+        one.store_contexts([new for new, _ in admissions])
+        other.store_wave(admissions)
+    assert one.cache.keys[:, 4:8, :, :11].abs().min() > 0
+    for mine, theirs in zip(one.cache, other.cache, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_settings_that_take_turns_keep_their_buffers(model: Transformer) -> None:
+    engine = Engine(model, rows=8)
+    settings = [FREE, replace(FREE, temperature=0.5), replace(FREE, max_tokens=20)]
+    for sampling in settings:
+        engine.generate(REQUESTS, sampling)
+    before = dict(engine._decoders)
+    for sampling in settings:
+        engine.generate(REQUESTS[:2], sampling)
+    assert set(engine._decoders.values()) == set(before.values())
+    assert len({decoder.cache.keys.data_ptr() for decoder in before.values()}) == 1
+    for seed in range(6):
+        engine.generate(REQUESTS[:1], replace(FREE, temperature=1 + seed))
+    assert len(engine._decoders) == engine_module.MOST_DECODERS
+    engine.generate(REQUESTS, replace(FREE, max_tokens=400))  # more memory: nothing of the old is kept
+    assert len(engine._decoders) == 1
+
+
+def test_an_interrupted_call_leaves_nothing_behind(model: Transformer, reference: list[list[Rollout]]) -> None:
+    engine = Engine(model, rows=6)
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(REQUESTS, replace(FREE, stop_ids=(2, 5, 9)), progress=interrupt)
+    (decoder,) = engine._decoders.values()
+    assert (decoder.state.finish == RUNNING).any()
+    engine.generate(REQUESTS[:1], replace(FREE, stop_ids=(2, 5, 9)))
+    assert not (decoder.state.finish == RUNNING).any()
+    assert_same(engine.generate(REQUESTS, FREE), reference)
 
 
 # --- continuous batching --------------------------------------------------------------------------------------------

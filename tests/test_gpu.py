@@ -14,8 +14,10 @@ from reasonlab.hardware import prepare
 from reasonlab.keys import key
 from reasonlab.methods.group import example
 from reasonlab.model.checkpoint import load_model
+from reasonlab.model.config import ModelConfig
 from reasonlab.model.ladder import resolve_model
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
+from reasonlab.model.transformer import Transformer
 from reasonlab.problems.corpus import prompt_text
 from reasonlab.problems.tiny_world import problem_set
 from reasonlab.rollout.decoder import Decoder
@@ -67,6 +69,34 @@ def test_captured_graph_equals_eager_step(monkeypatch: pytest.MonkeyPatch) -> No
     for a, b in zip(captured, eager, strict=True):
         if a.ids == b.ids:
             np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-3)
+
+
+REAL = {  # two layers of each
+    "smollm2": ModelConfig("llama", 49152, 576, 1536, 2, 9, 3, 64),
+    "qwen2.5": ModelConfig("qwen2", 151936, 896, 4864, 2, 14, 2, 64, qkv_bias=True),
+    "qwen3": ModelConfig("qwen3", 151936, 1024, 3072, 2, 16, 8, 128, qk_norm=True),
+}
+
+
+@pytest.mark.parametrize(("dtype", "mean"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("prompts", [3, 200], ids=["few long rows", "many rows"])
+@pytest.mark.parametrize("shape", REAL)
+def test_kernels_on_real_shapes(shape: str, prompts: int, dtype: torch.dtype, mean: float) -> None:
+    """Logprobs of what was drawn are those of a forward pass in fp32 with the same (rounded) weights."""
+    model = Transformer(REAL[shape])
+    model.initialise(0)
+    model = model.to(prepare("cuda"), dtype)
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 1500 if prompts == 3 else 90, (prompts,), generator=generator).tolist()
+    contexts = [torch.randint(0, 49152, (n,), generator=generator).tolist() for n in lengths]
+    work = [Request(context, [key("real", i)]) for i, context in enumerate(contexts)]
+    rollouts = flat(Engine(model, 128).generate(work, Sampling(max_tokens=40)))
+    assert {len(rollout.ids) for rollout in rollouts} == {40}
+    exact = Learner(model.float(), LearnerConfig(bfloat16=False)).logprobs([example(r, 0.0) for r in rollouts])
+    differences = np.concatenate([np.abs(a - b.logprobs) for a, b in zip(exact, rollouts, strict=True)])
+    print(f"{shape}, {prompts} prompts, {dtype}: mean {differences.mean():.2e}, max {differences.max():.2e}")
+    assert differences.mean() < mean
+    assert differences.max() < 30 * mean
 
 
 @pytest.mark.parametrize(("dtype", "mean"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])

@@ -19,9 +19,10 @@ from reasonlab.hardware import worker_pool
 from reasonlab.judges.formats import Encoded
 from reasonlab.judges.losses import JudgeLoss, JudgeTotals, Targets
 from reasonlab.judges.network import JudgeModel, Pack, common_beginning
+from reasonlab.model.attention import to_device
 from reasonlab.model.transformer import Transformer
 from reasonlab.train.batch import Example
-from reasonlab.train.learner import GradientPart, Learner, Loss, Objective, StepResult
+from reasonlab.train.learner import GradientPart, Learner, Loss, Objective, StepResult, finite_gradients
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,11 +100,11 @@ class JudgeLearner(Learner):
             # Sorted by their tokens, responses that begin alike are neighbours, which a pack computes once.
             examples = sorted(cast(Sequence[JudgedExample], one[0]), key=lambda e: e.encoded.ids.tobytes())
             loss, totals = cast(JudgeLoss, one[1].loss), cast(JudgeTotals, one[1].totals)
-            with self._autocast():
-                steps, finals = self.judge(Pack.of([e.encoded for e in examples]))
+            steps, finals = self.working(Pack.of([e.encoded for e in examples]))
             value, metrics = loss(steps, finals, targets_of(examples, totals, self.device))
-            gradients = list(torch.autograd.grad(value, self.parameters, materialize_grads=True))
-            return float(value.detach()), 0.0, 0.0, {k: float(v) for k, v in metrics.items()}, gradients
+            gradients = finite_gradients(value, [steps, finals], self.working_parameters)
+            nothing = torch.zeros((), device=self.device)
+            return GradientPart(value.detach(), nothing, nothing, nothing, metrics, gradients)
 
         if self.workers == 1 or len(packs) == 1:
             yield from map(work, packs)
@@ -120,7 +121,7 @@ def targets_of(examples: Sequence[JudgedExample], totals: JudgeTotals, device: t
         return np.concatenate([np.zeros(0, np.float32), *arrays], dtype=np.float32)
 
     def tensor(array: NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
+        return to_device(array, device)
 
     return Targets(
         steps=tensor(flat([e.steps for e in examples])),

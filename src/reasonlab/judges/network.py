@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from reasonlab.errors import UserError
 from reasonlab.judges.formats import NOWHERE, Encoded, Format, Kind, open_format, own_format
 from reasonlab.keys import key
-from reasonlab.model.attention import PackedCausal
+from reasonlab.model.attention import PackedCausal, to_device
 from reasonlab.model.checkpoint import load_model, open_safetensors, open_tensors, save_model
 from reasonlab.model.config import CLASS_NAMES
 from reasonlab.model.transformer import Transformer
@@ -110,7 +110,7 @@ class JudgeModel(nn.Module):
         """
         device = self.embedding.weight.device
         attend = PackedCausal(pack.lengths, device, pack.sequences)
-        ids, rows = (torch.from_numpy(x).to(device) for x in (pack.ids, np.concatenate((pack.steps, pack.finals))))
+        ids, rows = (to_device(x, device) for x in (pack.ids, np.concatenate((pack.steps, pack.finals))))
         hidden = self.backbone(ids, attend.positions, attend, rows)
         of_steps, of_finals = hidden.split((len(pack.steps), len(pack.finals)))
         return self._logits(of_steps, "step"), self._logits(of_finals, "final")

@@ -7,9 +7,11 @@ and a beginning-of-sequence token can never be doubled.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +66,23 @@ class ChatTokenizer:
             template_arguments,
         )
 
+    @property
+    def vocab_size(self) -> int:
+        size: int = self._tokenizer.get_vocab_size()
+        return size
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells the token ids of two tokenizers apart."""
+        return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()[:16]
+
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Like `encode` for many texts, on all cores."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_with_ends(self, text: str, add_special_tokens: bool = False) -> tuple[list[int], list[int]]:
         """Token ids, and for each the character of the text where it ends."""
@@ -86,7 +102,11 @@ class ChatTokenizer:
         kept = list(ids)
         while kept and kept[-1] in self.stop_ids:
             kept.pop()
-        text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
+        return self.decode_all(kept)
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """The text of exactly these tokens, special ones and the end token written out."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
     def chat_text(self, question: str) -> str:

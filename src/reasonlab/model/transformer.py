@@ -10,21 +10,31 @@ of calls; `checkpoint.py` splits them when it writes the Hugging Face layout.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from reasonlab.model.config import ModelConfig
-from reasonlab.model.rope import inverse_frequencies, rotate
+from reasonlab.model.fused import add_norm, residual, rotate_heads, swiglu
+from reasonlab.model.rope import inverse_frequencies
 
 
 class Attend(Protocol):
     """Attention of one layer over flat tokens: q [tokens, heads, d], k and v [tokens, kv_heads, d] -> like q."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
+class FusedAttention(ABC):
+    """Attention that itself makes q, k and v of the projections, as decoding on CUDA does in one kernel."""
+
+    @abstractmethod
+    def attend(self, layer: int, qkv: Tensor, module: Attention) -> Tensor:
+        """[tokens, (heads + 2 kv_heads) · d] -> [tokens, heads · d]."""
 
 
 class Attention(nn.Module):
@@ -38,14 +48,23 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend, rows: Tensor | None = None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        layer: int,
+        attend: Attend | FusedAttention,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
-        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        qkv = self.qkv(x)
+        if isinstance(attend, FusedAttention):
+            return self.output(attend.attend(layer, qkv, self))  # type: ignore[no-any-return]
+        v: Tensor | None = None
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk.split((self.heads, self.kv_heads), dim=1)
-            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
-        q, k = rotate(qk, cos, sin).to(v.dtype).split((self.heads, self.kv_heads), dim=1)
+            shape = (self.heads, self.kv_heads, self.kv_heads)
+            q, k, v = qkv.view(x.shape[0], sum(shape), self.head_dim).split(shape, dim=1)
+            qkv = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1).flatten(1)
+        q, k, v = rotate_heads(qkv, cos, sin, self.heads, self.kv_heads, v)
         mixed = attend(layer, q, k, v).reshape(x.shape[0], -1)
         return self.output(mixed if rows is None else mixed.index_select(0, rows))  # type: ignore[no-any-return]
 
@@ -59,11 +78,12 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)  # type: ignore[no-any-return]
+        return self.down(swiglu(self.gate_up(x)))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
+    """A layer. Its last sum is left to the norm that follows: it takes and gives the sum so far and what to add."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
@@ -72,11 +92,19 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend, rows: Tensor | None = None
-    ) -> Tensor:
-        mixed = self.attention(self.attention_norm(x), cos, sin, layer, attend, rows)
-        x = (x if rows is None else x.index_select(0, rows)) + mixed
-        return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
+        self,
+        x: Tensor,
+        branch: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        layer: int,
+        attend: Attend | FusedAttention,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        x, normed = add_norm(x, branch, self.attention_norm)
+        mixed = self.attention(normed, cos, sin, layer, attend, rows)
+        x, normed = add_norm(x if rows is None else x.index_select(0, rows), mixed, self.feed_forward_norm)
+        return x, self.feed_forward(normed)
 
 
 class Transformer(nn.Module):
@@ -85,6 +113,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.recompute = False  # layers in the backward pass, instead of keeping what they computed
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.final_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
@@ -103,18 +132,27 @@ class Transformer(nn.Module):
     def head_weight(self) -> Tensor:
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attend: Attend | FusedAttention, rows: Tensor | None = None
+    ) -> Tensor:
         """Hidden states after the final norm, [tokens, hidden]; multiply by `head_weight` for logits.
 
         With `rows` only those of the named tokens: the last layer then does no more for the others than being seen.
         """
-        x = self.embedding(tokens)
+        x = residual(self.embedding(tokens))
         angles = positions[:, None].float() * self.inverse_frequencies
         cos = (angles.cos() * self.rope_scale).to(x.dtype)[:, None, :]
         sin = (angles.sin() * self.rope_scale).to(x.dtype)[:, None, :]
+        branch: Tensor | None = None
+        last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
-            x = block(x, cos, sin, layer, attend, rows if layer == len(self.blocks) - 1 else None)
-        return self.final_norm(x)  # type: ignore[no-any-return]
+            inputs = (x, branch, cos, sin, layer, attend, rows if layer == last else None)
+            if self.recompute and torch.is_grad_enabled():
+                # Nothing is drawn at random in a layer, so no state of a generator has to be kept.
+                x, branch = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x, branch = block(*inputs)
+        return add_norm(x, branch, self.final_norm)[1]
 
     def initialise(self, seed: int) -> None:
         """Fresh weights: normal(0, 0.02), output projections scaled down by the square root of the depth."""

@@ -1,56 +1,92 @@
 """The decoding step: rows of a key-value cache that each advance by one token.
 
-All state lives in fixed buffers, and a step on the first n rows and s cache columns is a fixed list of tensor
-operations. On the CPU it simply runs; on CUDA it is captured once for each bucket of (n, s) and replayed, because a
-small model's step is shorter than the time Python needs to launch it.
+All state lives in fixed buffers, and a step on the first n rows is a fixed list of operations. On the CPU it simply
+runs; on CUDA it is captured once for each bucket of rows and replayed, because a small model's step is shorter than
+the time Python needs to launch it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reasonlab.model.attention import PackedCausal
 from reasonlab.model.transformer import Transformer
-from reasonlab.rollout.sampling import sample_tokens
+from reasonlab.rollout.operations import FULL, RUNNING, Cache, Rows, operations_for
 from reasonlab.rollout.types import Rollout, Sampling
 
-RUNNING, STOPPED, FULL = 0, 1, 2
+MOVED_BYTES = 1 << 28  # of keys that a move copies at a time
+
+
+class Storage:
+    """Memory for keys and values, and for what lies inside captured steps; decoders use it one after the other."""
+
+    def __init__(self, model: Transformer, tokens: int) -> None:
+        config, weight = model.config, model.embedding.weight
+        self.per_token = (config.layers, config.kv_heads, config.head_dim)
+        self.tokens = tokens
+        size = tokens * config.layers * config.kv_heads * config.head_dim
+        self.keys = torch.zeros(size, dtype=weight.dtype, device=weight.device)
+        self.values = torch.zeros_like(self.keys)
+        self.graph_memory = torch.cuda.graph_pool_handle() if weight.device.type == "cuda" else None
+
+    def cache(self, rows: int, columns: int) -> Cache:
+        layers, kv_heads, head_dim = self.per_token
+        shape = (layers, rows, kv_heads, columns, head_dim)
+        size = layers * rows * kv_heads * columns * head_dim
+        return Cache(self.keys[:size].view(shape), self.values[:size].view(shape))
+
+
+@dataclass(slots=True)
+class Prefilled:
+    """The tokens from `begin` to before `end` of a wave whose keys and values are [layers, tokens, kv_heads, d]."""
+
+    keys: Tensor
+    values: Tensor
+    begin: int
+    end: int
+
+
+@dataclass(slots=True)
+class Admission:
+    """Samples that begin together in neighbouring rows: the context they share and what they go on from."""
+
+    first_row: int
+    context: Sequence[int]
+    seeds: Sequence[int]
+    prefilled: Prefilled | None  # all tokens of the context but the last
+    started: Rollout | None = None
 
 
 class Decoder:
     """`rows` slots, each with room for `columns` tokens of prompt and response."""
 
-    def __init__(self, model: Transformer, rows: int, columns: int, sampling: Sampling) -> None:
-        config, weight = model.config, model.embedding.weight
+    def __init__(
+        self,
+        model: Transformer,
+        rows: int,
+        columns: int,
+        sampling: Sampling,
+        storage: Storage | None = None,
+        tail: int = 0,
+    ) -> None:
+        """`tail`: how many of a row's last tokens a report must be able to show."""
+        self.tail = tail
         self.model, self.rows, self.columns, self.sampling = model, rows, columns, sampling
-        self.device, dtype = weight.device, weight.dtype
-        shape = (config.layers, rows, config.kv_heads, columns, config.head_dim)
-        self.keys_cache = torch.zeros(shape, dtype=dtype, device=self.device)
-        self.values_cache = torch.zeros(shape, dtype=dtype, device=self.device)
-        self.group = config.heads // config.kv_heads
-
-        def state(dtype: torch.dtype, *more: int) -> Tensor:
-            return torch.zeros(rows, *more, dtype=dtype, device=self.device)
-
-        self.tokens = state(torch.int64)  # the token each row feeds next
-        self.positions = state(torch.int64)  # its position
-        self.seeds = state(torch.int64)
-        self.counts = state(torch.int64)  # tokens generated so far
-        self.limits = state(torch.int64)  # and where this call ends
-        self.finish = state(torch.int64)
-        # One spare column: a row that is done but not yet taken away writes there and spoils nothing.
-        self.ids = state(torch.int64, sampling.max_tokens + 1)
-        self.logprobs = state(torch.float32, sampling.max_tokens + 1)
+        self.device = model.embedding.weight.device
+        self.storage = storage or Storage(model, rows * columns)
+        self.cache = self.storage.cache(rows, columns)
+        self.operations = operations_for(model, columns)
+        self.state = Rows.empty(rows, sampling.max_tokens, self.device)
         self.stop_ids = torch.tensor(sampling.stop_ids, dtype=torch.int64, device=self.device)
-        self.row_index = torch.arange(rows, device=self.device)
-        self.column_index = torch.arange(columns, device=self.device)
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self.finish.fill_(FULL)  # empty rows are not running
+        self.reports = _HostReports(self.state, tail) if self.device.type == "cuda" else None
 
     # --- contexts ----------------------------------------------------------------------------------------------
 
@@ -58,49 +94,104 @@ class Decoder:
         """Keys and values of all tokens but the last of each context: [layers, tokens, kv_heads, d] each."""
         bodies = [list(context[:-1]) for context in contexts if len(context) > 1]
         capture = _CapturingAttention([len(body) for body in bodies], self.device)
-        flat = torch.tensor([token for body in bodies for token in body], device=self.device)
+        flat = _to(self.device, torch.tensor([token for body in bodies for token in body]))
         self.model(flat, capture.packed.positions, capture)
         return torch.stack(capture.keys), torch.stack(capture.values)
 
-    def admit(
-        self,
-        rows: Sequence[int],
-        context: Sequence[int],
-        seeds: Sequence[int],
-        keys: Tensor | None,
-        values: Tensor | None,
-        started: Rollout | None = None,
-    ) -> None:
-        """Start one sample in each given row. The context's last token is fed by the first step.
+    def limit(self, made: int) -> int:
+        """How many tokens a rollout may have at the end of this call if it has `made` already."""
+        return min(made + (self.sampling.segment_tokens or self.sampling.max_tokens), self.sampling.max_tokens)
 
-        The context is the prompt, followed by the tokens of `started` if it is a rollout that goes on. Those tokens
-        take their places in the row, so that from here on it is as if they had just been sampled.
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        """Start samples. The last token of a context is fed by the first step.
+
+        A context is the prompt, followed by the tokens of `started` if it is a rollout that goes on. Those tokens take
+        their places in the row, so that from here on it is as if they had just been sampled.
         """
-        where = torch.tensor(rows, device=self.device)
-        body = len(context) - 1
-        made = 0 if started is None else len(started.ids)
-        if keys is not None and values is not None:
-            self.keys_cache[:, where, :, :body] = keys.transpose(1, 2)[:, None]
-            self.values_cache[:, where, :, :body] = values.transpose(1, 2)[:, None]
-        if started is not None:
-            self.ids[where, :made] = torch.tensor(started.ids, dtype=torch.int64, device=self.device)
-            self.logprobs[where, :made] = torch.tensor(started.logprobs, device=self.device)
-        self.tokens[where] = int(context[-1])
-        self.positions[where] = body
-        self.seeds[where] = torch.tensor(seeds, dtype=torch.int64, device=self.device)
-        self.counts[where] = made
-        segment = self.sampling.segment_tokens or self.sampling.max_tokens
-        self.limits[where] = min(made + segment, self.sampling.max_tokens)
-        self.finish[where] = RUNNING
+        if not admissions:
+            return
+        where: list[int] = []
+        numbers: list[list[int]] = []
+        self.store_contexts(admissions)
+        for new in admissions:
+            body = len(new.context) - 1
+            made = 0 if new.started is None else len(new.started.ids)
+            rows = slice(new.first_row, new.first_row + len(new.seeds))
+            if new.started is not None:
+                self.state.ids[rows, :made] = _to(self.device, torch.tensor(new.started.ids))
+                self.state.logprobs[rows, :made] = _to(self.device, torch.from_numpy(new.started.logprobs))
+            where += range(rows.start, rows.stop)
+            numbers += [[int(new.context[-1]), body, seed, made, self.limit(made), RUNNING] for seed in new.seeds]
+        table = _to(self.device, torch.tensor([where, *zip(*numbers, strict=True)]))
+        self.state.numbers[:, table[0]] = table[1:]
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy a running row into a free slot so that running rows stay contiguous; the source becomes free."""
-        self.keys_cache[:, target, :, :length] = self.keys_cache[:, source, :, :length]
-        self.values_cache[:, target, :, :length] = self.values_cache[:, source, :, :length]
-        numbers = (self.tokens, self.positions, self.seeds, self.counts, self.limits, self.finish)
-        for state in (*numbers, self.ids, self.logprobs):
-            state[target] = state[source]
-        self.finish[source] = FULL
+    def store_contexts(self, admissions: Sequence[Admission]) -> None:
+        """Write the keys and values of the contexts into the rows: on CUDA all of a wave together, layer by layer."""
+        if self.device.type == "cpu":
+            for new in admissions:
+                if new.prefilled is not None:
+                    rows, tokens = slice(new.first_row, new.first_row + len(new.seeds)), new.prefilled
+                    length, part = tokens.end - tokens.begin, slice(tokens.begin, tokens.end)
+                    self.cache.keys[:, rows, :, :length] = tokens.keys[:, part].transpose(1, 2)[:, None]
+                    self.cache.values[:, rows, :, :length] = tokens.values[:, part].transpose(1, 2)[:, None]
+            return
+        waves: dict[int, list[tuple[Admission, Prefilled]]] = {}
+        for new in admissions:
+            if new.prefilled is not None:
+                waves.setdefault(id(new.prefilled.keys), []).append((new, new.prefilled))
+        for wave in waves.values():
+            self.store_wave(wave)
+
+    def store_wave(self, wave: Sequence[tuple[Admission, Prefilled]]) -> None:
+        places = []  # row, column and token of the wave
+        for new, tokens in wave:
+            rows, length = len(new.seeds), tokens.end - tokens.begin
+            row = np.repeat(np.arange(new.first_row, new.first_row + rows), length)
+            column = np.tile(np.arange(length), rows)
+            places.append(np.stack((row, column, column + tokens.begin)))
+        row, column, token = _to(self.device, torch.from_numpy(np.concatenate(places, axis=1)))
+        for cached, computed in zip(self.cache, (wave[0][1].keys, wave[0][1].values), strict=True):
+            for layer in range(len(cached)):
+                cached[layer].transpose(1, 2)[row, column] = computed[layer, token]
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy rows of at most `length` tokens into free slots."""
+        source, target = _to(self.device, torch.tensor([sources, targets]))
+        for cached in self.cache:
+            used = cached[:, :, :, :length]
+            if self.device.type == "cpu":
+                for row, slot in zip(sources, targets, strict=True):
+                    used[:, slot] = used[:, row]
+            else:
+                at_once = max(1, MOVED_BYTES // (used[:, 0].numel() * used.element_size()))
+                for rows, slots in zip(source.split(at_once), target.split(at_once), strict=True):
+                    used[:, slots] = used[:, rows]
+        self.state.numbers[:, target] = self.state.numbers[:, source]
+        self.state.ids[target] = self.state.ids[source]
+        self.state.logprobs[target] = self.state.logprobs[source]
+
+    def free(self, first: int, end: int) -> None:
+        """The rows from `first` to before `end` are empty."""
+        self.state.finish[first:end] = FULL
+
+    # --- what the host wants to know ---------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Have the state after the steps asked for so far reported to the host."""
+        if self.reports is not None:
+            self.reports.ask()
+
+    def report(self) -> Report:
+        """What was asked for: waits for the device, but not for steps that came after."""
+        if self.reports is not None:
+            return self.reports.answer()
+        counts, codes, ids = (x.numpy() for x in (self.state.counts, self.state.finish, self.state.ids))
+        return Report(counts, codes, ids, np.zeros_like(counts))
+
+    def read(self, rows: Sequence[int]) -> Reading:
+        """Have the tokens and logprobs of some rows brought to the host before anything else happens to them."""
+        where = _to(self.device, torch.tensor(rows))
+        return Reading(self.state.ids[where], self.state.logprobs[where])
 
     # --- steps -------------------------------------------------------------------------------------------------
 
@@ -109,42 +200,24 @@ class Decoder:
         if self.device.type != "cuda":
             self._step(rows, columns)
             return
-        bucket = (_next_power_of_two(rows, self.rows), min(_round_up(columns, 64), self.columns))
+        columns = min(_round_up(columns, 64), self.columns) if self.operations.reads_columns else self.columns
+        bucket = (row_bucket(rows, self.rows), columns)
         if bucket not in self.graphs:
             self.graphs[bucket] = self._capture(*bucket)
         self.graphs[bucket].replay()
 
     def _step(self, n: int, columns: int) -> None:
-        tokens, positions, counts, finish = (x[:n] for x in (self.tokens, self.positions, self.counts, self.finish))
-        visible = self.column_index[None, :columns] <= positions[:, None]
-        bias = torch.where(visible, 0.0, -math.inf).to(self.keys_cache.dtype)
-        rows = self.row_index[:n]
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self.keys_cache[layer, :n], self.values_cache[layer, :n]
-            keys[rows, :, positions] = k
-            values[rows, :, positions] = v
-            grouped = q.reshape(-1, self.group, q.shape[-1]) * q.shape[-1] ** -0.5
-            scores = torch.bmm(grouped, keys[:, :, :columns].flatten(0, 1).transpose(1, 2))
-            weights = (scores.view(n, -1, columns) + bias[:, None]).softmax(-1)
-            return torch.bmm(weights.view_as(scores), values[:, :, :columns].flatten(0, 1)).view_as(q)
-
-        hidden = self.model(tokens, positions, attend)
-        logits = F.linear(hidden, self.model.head_weight).float()
-        chosen, logprobs = sample_tokens(logits, self.seeds[:n], counts, self.sampling)
-        self.ids[:n].scatter_(1, counts[:, None], chosen[:, None])
-        self.logprobs[:n].scatter_(1, counts[:, None], logprobs[:, None])
-        running = finish == RUNNING
-        counts += running
-        positions += running
-        tokens.copy_(chosen)
-        stopped = (chosen[:, None] == self.stop_ids).any(-1)
-        full = counts >= self.limits[:n]
-        finish += running * torch.where(stopped, STOPPED, torch.where(full, FULL, RUNNING))
+        rows = self.state.first(n)
+        attention = self.operations.attention(self.cache, rows, columns)
+        logits = F.linear(self.model(rows.tokens, rows.positions, attention), self.model.head_weight)
+        self.operations.draw(logits, rows, self.stop_ids, self.sampling)
 
     def _capture(self, rows: int, columns: int) -> torch.cuda.CUDAGraph:
-        """Record one step as a CUDA graph. Warm-up runs change the state, so it is put back afterwards."""
-        state = (self.tokens, self.positions, self.counts, self.finish, self.ids, self.logprobs)
+        """Record one step as a CUDA graph. Warm-up runs change the state, so it is put back afterwards.
+
+        All graphs use the same memory for what lies between their operations: only one of them runs at a time.
+        """
+        state = self.state.changing()
         saved = [x.clone() for x in state]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -155,11 +228,69 @@ class Decoder:
                     x.copy_(kept)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self.storage.graph_memory):
             self._step(rows, columns)
         for x, kept in zip(state, saved, strict=True):
             x.copy_(kept)
         return graph
+
+
+@dataclass(slots=True)
+class Report:
+    """How far the rows are. The token with number t of row r is `ids[r, t - first[r]]`, if t ≥ first[r]."""
+
+    counts: NDArray[np.int64]
+    codes: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+    def tokens(self, rows: NDArray[np.int64], ends: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+        """The `width` tokens of each row before its end: [rows, width]."""
+        columns = (ends - self.first[rows])[:, None] + np.arange(-width, 0)
+        return np.asarray(self.ids[rows[:, None], columns])
+
+
+class _HostReports:
+    """Pinned memory into which the device writes reports in passing, so that nobody waits for a copy."""
+
+    def __init__(self, state: Rows, tail: int) -> None:
+        self.state, self.tail = state, tail
+        self.numbers = torch.empty_like(state.numbers, device="cpu", pin_memory=True)
+        self.ids = torch.empty(state.numbers.shape[1], tail, dtype=torch.int64, pin_memory=True)
+        self.offsets = torch.arange(-tail, 0, device=state.numbers.device)
+        self.ready = torch.cuda.Event()
+
+    def ask(self) -> None:
+        self.numbers.copy_(self.state.numbers, non_blocking=True)
+        if self.tail:
+            numbers = (self.state.counts[:, None] + self.offsets).clamp_(min=0)
+            self.ids.copy_(self.state.ids.gather(1, numbers), non_blocking=True)
+        self.ready.record()
+
+    def answer(self) -> Report:
+        self.ready.synchronize()
+        counts, codes = self.numbers[3].numpy(), self.numbers[5].numpy()
+        return Report(counts, codes, self.ids.numpy(), counts - self.tail)
+
+
+class Reading:
+    """Tokens and logprobs of some rows on their way to the host."""
+
+    def __init__(self, ids: Tensor, logprobs: Tensor) -> None:
+        self.event = torch.cuda.Event() if ids.device.type == "cuda" else None
+        self.ids, self.logprobs = (self._to_host(x) for x in (ids, logprobs))
+        if self.event is not None:
+            self.event.record()
+
+    def _to_host(self, x: Tensor) -> Tensor:
+        if self.event is None:
+            return x
+        return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        if self.event is not None:
+            self.event.synchronize()
+        return self.ids.numpy(), self.logprobs.numpy()
 
 
 class _CapturingAttention:
@@ -176,8 +307,19 @@ class _CapturingAttention:
         return self.packed(layer, q, k, v)
 
 
-def _next_power_of_two(n: int, most: int) -> int:
-    return min(1 << max(n - 1, 0).bit_length(), most)
+def _to(device: torch.device, x: Tensor) -> Tensor:
+    """Bring a tensor from the host without waiting for the device."""
+    return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
+
+
+def row_bucket(n: int, most: int) -> int:
+    """The number of rows that a captured step has for n running ones: powers of two, then multiples of 64 and of 256.
+
+    Rows too many cost little, since all but the matrix products pass over them.
+    """
+    if n <= 64:
+        return min(1 << max(n - 1, 0).bit_length(), most)
+    return min(_round_up(n, 64 if n <= 512 else 256), most)
 
 
 def _round_up(n: int, multiple: int) -> int:

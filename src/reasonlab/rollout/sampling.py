@@ -7,16 +7,16 @@ from torch import Tensor
 
 from reasonlab.rollout.types import Sampling
 
-_GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit number
-_MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
-_MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit number
+MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 
 
 def keyed_uniform(keys: Tensor, counters: Tensor) -> Tensor:
     """Uniform numbers in [0, 1) that depend on (key, counter) alone: SplitMix64 of key + (counter + 1)·golden ratio."""
-    z = keys + (counters + 1) * _GOLDEN
-    z = (z ^ _shift_right(z, 30)) * _MIX_1
-    z = (z ^ _shift_right(z, 27)) * _MIX_2
+    z = keys + (counters + 1) * GOLDEN
+    z = (z ^ _shift_right(z, 30)) * MIX_1
+    z = (z ^ _shift_right(z, 27)) * MIX_2
     z = z ^ _shift_right(z, 31)
     return _shift_right(z, 40).to(torch.float32) * 2.0**-24
 

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reasonlab.model.attention import to_device
+
 
 @dataclass(slots=True)
 class Example:
@@ -46,7 +48,7 @@ class Totals:
 
     @classmethod
     def of(cls, examples: Sequence[Example]) -> Totals:
-        return cls(tokens=max(1, sum(int(e.mask.sum()) for e in examples)), sequences=len(examples))
+        return cls(tokens=max(1, sum(int(np.count_nonzero(e.mask)) for e in examples)), sequences=len(examples))
 
 
 @dataclass(slots=True)
@@ -72,24 +74,23 @@ class TokenBatch:
 def pack(examples: Sequence[Example], totals: Totals, device: torch.device | str) -> TokenBatch:
     """The tensors for a loss over these examples, whose response tokens come one behind the other."""
 
-    def flat(arrays: list[NDArray[np.generic]], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.concatenate(arrays)).to(device=device, dtype=dtype)
+    def flat(arrays: list[NDArray[np.generic]]) -> NDArray[np.float32]:
+        return np.concatenate(arrays, dtype=np.float32, casting="unsafe")
 
-    mask = flat([e.mask for e in examples], torch.float32)
-    sizes = torch.tensor([len(e.response) for e in examples])
-    sequence = torch.repeat_interleave(torch.arange(len(examples)), sizes).to(device)
-    reference = None
+    mask = flat([e.mask for e in examples])
+    sequence = np.repeat(np.arange(len(examples)), [len(e.response) for e in examples])
+    counted = np.bincount(sequence, weights=mask, minlength=len(examples))
+    reference = pair = None
     if all(e.reference is not None for e in examples):
-        reference = flat([e.reference for e in examples if e.reference is not None], torch.float32)
-    pair = None
+        reference = to_device(flat([e.reference for e in examples if e.reference is not None]), device)
     if all(e.pair >= 0 for e in examples):
-        pair = torch.from_numpy(np.unique([e.pair for e in examples], return_inverse=True)[1]).to(device)
+        pair = to_device(np.unique([e.pair for e in examples], return_inverse=True)[1], device)
     return TokenBatch(
-        old=flat([e.logprobs for e in examples], torch.float32),
-        mask=mask,
-        sequence=sequence,
-        advantage=torch.tensor([e.advantage for e in examples], dtype=torch.float32, device=device),
-        lengths=torch.tensor([max(1, int(e.mask.sum())) for e in examples], dtype=torch.float32, device=device),
+        old=to_device(flat([e.logprobs for e in examples]), device),
+        mask=to_device(mask, device),
+        sequence=to_device(sequence, device),
+        advantage=to_device(np.array([e.advantage for e in examples], np.float32), device),
+        lengths=to_device(counted.clip(1).astype(np.float32), device),
         totals=totals,
         reference=reference,
         pair=pair,
@@ -113,26 +114,36 @@ class Layout:
     def of(cls, examples: Sequence[Example]) -> Layout:
         parts: list[NDArray[np.int64]] = []
         prompt_starts: dict[bytes, int] = {}
-        sequences, readers, size = [], [], 0
+        starts: list[int] = []  # where the prompt of each example begins, and then its own tokens
+        sizes: list[int] = []  # and how long they are
+        size = 0
         for e in examples:
             prompt = e.prompt.tobytes()
             if prompt not in prompt_starts:
                 prompt_starts[prompt] = size
                 parts.append(e.prompt)
                 size += len(e.prompt)
-            start = prompt_starts[prompt]
-            end = size + len(e.response) - 1
             parts.append(e.response[:-1])
-            sequences.append(np.concatenate((np.arange(start, start + len(e.prompt)), np.arange(size, end))))
-            readers.append(sequences[-1][len(e.prompt) - 1 :])
-            size = end
+            starts += (prompt_starts[prompt], size)
+            sizes += (len(e.prompt), len(e.response) - 1)
+            size += len(e.response) - 1
+        pieces, lengths = (np.array(numbers, dtype=np.int64).reshape(-1, 2) for numbers in (starts, sizes))
+        # The first token of a response is read at the last of its prompt, the others at the one before them.
+        read_at, read = pieces.copy(), lengths.copy()
+        read_at[:, 0] += lengths[:, 0] - 1
+        read[:, 0] = 1
         return cls(
             ids=np.concatenate(parts),
-            lengths=[len(sequence) for sequence in sequences],
-            sequences=np.concatenate(sequences),
-            readers=np.concatenate(readers),
+            lengths=lengths.sum(1).tolist(),
+            sequences=_ranges(pieces.ravel(), lengths.ravel()),
+            readers=_ranges(read_at.ravel(), read.ravel()),
             targets=np.concatenate([e.response for e in examples]),
         )
+
+
+def _ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """start, start + 1, … of each pair, one behind the other."""
+    return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
 
 
 def micro_batches(examples: Sequence[Example], token_budget: int, even: int = 1) -> list[list[Example]]:

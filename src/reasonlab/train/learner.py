@@ -1,34 +1,36 @@
 """The learner: weights and optimizer; turns examples and a loss into an update. It knows no method.
 
 One optimizer step: examples are packed into micro-batches by token budget, each gives the sum of its losses divided
-by one count that was taken over the whole step, gradients are added in a fixed order, clipped, and AdamW moves the
-fp32 weights (on CUDA the arithmetic runs in bf16 autocast). On the CPU micro-batches are shared out to threads that
-each compute single-threaded; the order of the sum does not depend on them, so neither does the result.
+by one count that was taken over the whole step, gradients are added in a fixed order in fp32, clipped, and AdamW
+moves the fp32 weights. On CUDA in bf16 a copy of the weights does the computing (`working`): gradients are taken
+with respect to it, and it is written anew after each step. The engine samples with the same copy. Nothing waits for
+the device between the first micro-batch and the norm of the gradient. On the CPU micro-batches are shared out to
+threads that each compute single-threaded; the order of the sum does not depend on them, so neither does the result.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from reasonlab.config import LearnerConfig
 from reasonlab.hardware import worker_pool
-from reasonlab.model.attention import PackedCausal
+from reasonlab.model.attention import PackedCausal, to_device
+from reasonlab.model.fused import head_logprobs, uses_kernels
 from reasonlab.model.transformer import Transformer
 from reasonlab.train.batch import Example, Layout, TokenBatch, Totals, micro_batches, pack
 
 Loss = Callable[[Tensor, TokenBatch], tuple[Tensor, dict[str, Tensor]]]
-# Of one micro-batch: loss, entropy, mismatch, metrics, gradients.
-GradientPart = tuple[float, float, float, dict[str, float], list[Tensor]]
 HEAD_ELEMENTS = 1 << 24  # logits held at once: 64 MiB in fp32
 
 
@@ -39,6 +41,17 @@ class Objective:
     examples: Sequence[Example]
     loss: Loss
     totals: Totals
+
+
+class GradientPart(NamedTuple):
+    """What one micro-batch adds to a step. The numbers stay on the device until the step is whole."""
+
+    loss: Tensor
+    entropy: Tensor  # summed over the tokens in the loss, like the mismatch
+    mismatch: Tensor
+    largest_mismatch: Tensor
+    metrics: dict[str, Tensor]
+    gradients: list[Tensor]  # with respect to the working weights; zero if the loss is not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,7 @@ class StepResult:
     mismatch: float  # largest |logprob now − logprob when sampled|
     nonfinite: int
     metrics: dict[str, float]
+    mean_mismatch: float = 0.0
 
 
 class Learner:
@@ -59,7 +73,12 @@ class Learner:
         self.model, self.config, self.temperature = model, config, temperature
         self.device = model.embedding.weight.device
         self.workers = workers if self.device.type == "cpu" else 1
-        self.parameters = list(model.parameters())
+        low = self.device.type == "cuda" and config.bfloat16 and model.embedding.weight.dtype == torch.float32
+        self.working = working_copy(model) if low else model
+        for part in transformers_in(self.working):
+            part.recompute = config.recompute
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.working_parameters = [p for p in self.working.parameters() if p.requires_grad]
         self.steps = 0
         self.optimizer = torch.optim.AdamW(
             self.parameters,
@@ -85,37 +104,53 @@ class Learner:
             for objective in objectives
             for examples in micro_batches(objective.examples, self.config.token_budget, even)
         ]
-        sums: dict[str, float] = {}
+        parts: list[tuple[Objective, GradientPart]] = []
         gradients: list[Tensor] | None = None
-        nonfinite = 0
-        entropies, mismatch, tokens = 0.0, 0.0, Totals.of(objectives[0].examples).tokens
-        for (_, objective), (value, entropy, difference, metrics, parts) in zip(
-            packs, self.gradients(packs), strict=True
-        ):
-            if not math.isfinite(value):
+        for (_, objective), part in zip(packs, self.gradients(packs), strict=True):
+            gradients = add_in_fp32(gradients, part.gradients)
+            part.gradients.clear()
+            parts.append((objective, part))
+        sums: dict[str, float] = {}
+        entropies, mismatches, mismatch, nonfinite = 0.0, 0.0, 0.0, 0
+        readings = read_numbers([part for _, part in parts])
+        for (objective, _), ((loss, entropy, distance, largest), metrics) in zip(parts, readings, strict=True):
+            if not math.isfinite(loss):
                 nonfinite += 1
                 continue
             if objective is objectives[0]:
-                entropies, mismatch = entropies + entropy, max(mismatch, difference)
-            for name, number in {"loss": value, **metrics}.items():
+                entropies, mismatches, mismatch = entropies + entropy, mismatches + distance, max(mismatch, largest)
+            for name, number in {"loss": loss, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + number
-            if gradients is None:
-                gradients = parts
-            else:
-                torch._foreach_add_(gradients, parts)
         grad_norm = 0.0
-        if gradients is not None:
+        if gradients is not None and nonfinite < len(parts):
             for parameter, gradient in zip(self.parameters, gradients, strict=True):
                 parameter.grad = gradient
             grad_norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_grad_norm))
             if math.isfinite(grad_norm):
                 self.optimizer.param_groups[0]["lr"] = lr
                 self.optimizer.step()
+                self.refresh()
             else:
                 nonfinite += 1
             self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
-        return StepResult(sums.pop("loss", 0.0), grad_norm, lr, entropies / tokens, mismatch, nonfinite, sums)
+        tokens = Totals.of(objectives[0].examples).tokens
+        return StepResult(
+            loss=sums.pop("loss", 0.0),
+            grad_norm=grad_norm,
+            lr=lr,
+            entropy=entropies / tokens,
+            mismatch=mismatch,
+            nonfinite=nonfinite,
+            metrics=sums,
+            mean_mismatch=mismatches / tokens,
+        )
+
+    def refresh(self) -> None:
+        """Write the working copy anew: after a step, or after somebody else changed the weights."""
+        if self.working is not self.model:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.working.parameters()), list(self.model.parameters()))
 
     def reset_optimizer(self) -> None:
         """Forget the moments: the next step starts Adam afresh."""
@@ -129,11 +164,15 @@ class Learner:
             batch = pack(examples, objective.totals, self.device)
             logprobs, entropy = self._forward(examples, with_entropy=True)
             value, metrics = objective.loss(logprobs, batch)
-            gradients = list(torch.autograd.grad(value, self.parameters))
-            total_entropy = float((entropy * batch.mask).sum())
-            difference = float(((logprobs.detach() - batch.old) * batch.mask).abs().max())
-            sums = {k: float(v) for k, v in metrics.items()}
-            return float(value.detach()), total_entropy, difference, sums, gradients
+            distance = ((logprobs.detach() - batch.old) * batch.mask).abs()
+            return GradientPart(
+                loss=value.detach(),
+                entropy=(entropy * batch.mask).sum(),
+                mismatch=distance.sum(),
+                largest_mismatch=distance.max(),
+                metrics=metrics,
+                gradients=finite_gradients(value, [logprobs], self.working_parameters),
+            )
 
         if self.workers == 1 or len(packs) == 1:
             yield from map(work, packs)
@@ -145,42 +184,87 @@ class Learner:
 
     def logprobs(self, examples: Sequence[Example]) -> list[NDArray[np.float32]]:
         """Logprobs of the response tokens under the present weights, without gradients, in the order given."""
-        result: dict[int, NDArray[np.float32]] = {}
+        packs = micro_batches(examples, self.config.token_budget)
+        if not packs:
+            return []
         with torch.no_grad():
-            for examples_of_pack in micro_batches(examples, self.config.token_budget):
-                flat, _ = self._forward(examples_of_pack, with_entropy=False)
-                parts = flat.cpu().numpy()
-                start = 0
-                for example in examples_of_pack:
-                    end = start + len(example.response)
-                    result[id(example)] = parts[start:end].astype(np.float32)
-                    start = end
+            flat = torch.cat([self._forward(some, with_entropy=False)[0] for some in packs]).float().cpu().numpy()
+        ordered = [example for some in packs for example in some]
+        parts = np.split(flat, np.cumsum([len(example.response) for example in ordered])[:-1])
+        result = {id(example): part.copy() for example, part in zip(ordered, parts, strict=True)}
         return [result[id(example)] for example in examples]
 
     def _forward(self, examples: Sequence[Example], with_entropy: bool) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies of all response tokens of a pack, flat."""
         layout = Layout.of(examples)
         attend = PackedCausal(layout.lengths, self.device, layout.sequences)
-        ids, readers, targets = (
-            torch.from_numpy(x).to(self.device) for x in (layout.ids, layout.readers, layout.targets)
-        )
-        with self._autocast():
-            hidden = self.model(ids, attend.positions, attend).index_select(0, readers)
-            return token_logprobs(hidden, self.model.head_weight, targets, self.temperature, with_entropy)
+        ids, readers, targets = (to_device(x, self.device) for x in (layout.ids, layout.readers, layout.targets))
+        hidden = self.working(ids, attend.positions, attend).index_select(0, readers)
+        head, keep = self.working.head_weight, not self.config.recompute
+        return token_logprobs(hidden, head, targets, self.temperature, with_entropy, keep)
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self.device.type == "cuda" and self.config.bfloat16:
-            return torch.autocast("cuda", torch.bfloat16)
-        return nullcontext()
+
+def transformers_in(model: nn.Module) -> list[Transformer]:
+    return [module for module in model.modules() if isinstance(module, Transformer)]
+
+
+def working_copy(model: Transformer) -> Transformer:
+    """The same weights in bf16, to compute with. What stands around a transformer, such as a judge's head, stays."""
+    twin = copy.deepcopy(model)
+    for part in transformers_in(twin):
+        part.to(torch.bfloat16)
+    return twin
+
+
+def finite_gradients(value: Tensor, outputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of a loss that depends on the parameters through the outputs alone; zero if it is not finite.
+
+    To ask on the host whether a loss is finite would be to wait for it. Instead its slope at the outputs, which are
+    small, is replaced by zero on the device. What the network itself makes infinite stays so: it ends in the norm.
+    """
+    outputs = [output for output in outputs if output.requires_grad]
+    slopes = torch.autograd.grad(value, outputs, materialize_grads=True)
+    sound = value.detach().isfinite()
+    slopes = tuple(torch.where(sound, slope, 0.0) for slope in slopes)
+    return list(torch.autograd.grad(outputs, parameters, slopes, materialize_grads=True))
+
+
+def add_in_fp32(total: list[Tensor] | None, parts: Sequence[Tensor]) -> list[Tensor]:
+    """The sum of the gradients so far and those of one more micro-batch."""
+    if total is not None:
+        torch._foreach_add_(total, list(parts))
+        return total
+    if all(part.dtype == torch.float32 for part in parts):
+        return list(parts)
+    total = [torch.empty_like(part, dtype=torch.float32) for part in parts]
+    torch._foreach_copy_(total, list(parts))
+    return total
+
+
+def read_numbers(parts: Sequence[GradientPart]) -> list[tuple[list[float], dict[str, float]]]:
+    """The numbers of all parts, fetched from the device at once: loss, entropy, both mismatches; and the metrics."""
+    numbers = [[*part[:4], *part.metrics.values()] for part in parts]
+    if not numbers:
+        return []
+    values = iter(torch.stack([x.detach().double() for of_part in numbers for x in of_part]).tolist())
+    return [([next(values) for _ in range(4)], {name: next(values) for name in part.metrics}) for part in parts]
 
 
 def token_logprobs(
-    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float = 1.0, with_entropy: bool = True
+    hidden: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    with_entropy: bool = True,
+    keep_logits: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """log π(target) and the entropy at each position, computing the logits of a bounded chunk at a time.
 
-    The logits of a chunk are thrown away and computed again in the backward pass.
+    The logits of a chunk are thrown away and computed again in the backward pass. Where there are kernels they do the
+    same in fewer passes, and keep the logits if they may and there is room.
     """
+    if uses_kernels(hidden) and hidden.dtype == head.dtype:
+        return head_logprobs(hidden, head, targets, temperature, keep_logits)
 
     def chunk(h: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         logprobs = (F.linear(h, head).float() / temperature).log_softmax(-1)
