@@ -21,7 +21,6 @@ from torch import Tensor
 from reasonlab.config import validate
 from reasonlab.methods import mel
 from reasonlab.methods.sft import demonstration, sft_loss
-from reasonlab.problems.corpus import prompt_text
 from reasonlab.problems.families.steps import render
 from reasonlab.problems.tiny_world import problem_set, solution_of
 from reasonlab.terminal import make_observer
@@ -80,8 +79,8 @@ def gradients(trainer: Trainer, number: int) -> dict[str, Tensor]:
     useful = [e for e in examples if e.advantage != 0]
     truth = [
         demonstration(
-            trainer.tokenizer.encode(prompt_text(problem.question)),
-            trainer.tokenizer.encode(render(solution_of(problem), "worked", Random(0)) + "<eos>"),
+            trainer.exchange.prompt(problem).ids,
+            trainer.exchange.response_ids(render(solution_of(problem), "worked", Random(0))),
         )
         for problem in problem_set("validation", 512, number, levels=(2, 3, 4, 5))
     ]

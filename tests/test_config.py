@@ -275,9 +275,10 @@ def test_reflections_need_rollouts(method: dict[str, Any]) -> None:
         validate({"method": method, "mel": {"weight": 1.0}}, "test")
 
 
-def test_there_are_fewer_than_eighty_keys() -> None:
+def test_there_are_fewer_than_ninety_keys() -> None:
+    """Eighty were enough for the tiny world; real models brought data, benchmarks, templates and memory."""
     names = set(keys())
-    assert 40 < len(names) < 80
+    assert 40 < len(names) < 90
     assert {"seed", "rollout.samples", "learner.lr", "method.tau", "method.variant", "method.styles"} <= names
 
 
@@ -295,7 +296,7 @@ def test_every_key_can_be_overridden() -> None:
             value = value[part]
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if isinstance(value, dict):
-            text = "{worked = 1.0}"
+            text = "{" + ", ".join(f"{key} = {item}" for key, item in value.items()) + "}"
         assert apply_overrides(start, [f"--{name}", text]) == start, name
 
 

@@ -20,12 +20,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from reasonlab.cli import main
 from reasonlab.errors import UserError
 from reasonlab.evaluate.evaluator import evaluate
-from reasonlab.evaluate.opened_model import ChatFormat
 from reasonlab.evaluate.pass_rates import _ThoughtClosed
 from reasonlab.grading.grade import grade
 from reasonlab.keys import key
 from reasonlab.model.checkpoint import load_model
 from reasonlab.model.ladder import resolve_model
+from reasonlab.model.text_format import ChatFormat
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.model.tokenizer import ChatTokenizer
 from reasonlab.problems.curation import (

@@ -19,7 +19,6 @@ from test_eval import checkpoint as chat_checkpoint
 
 from reasonlab import cli
 from reasonlab.errors import UserError
-from reasonlab.evaluate.evaluator import TinyFormat
 from reasonlab.grading.grade import Grade, grade
 from reasonlab.judges.exact_labels import ExactJudge, exact_labels
 from reasonlab.judges.formats import own_format
@@ -33,6 +32,7 @@ from reasonlab.judges.types import Candidate, read_labels, write_pool
 from reasonlab.keys import key
 from reasonlab.model.checkpoint import load_model
 from reasonlab.model.ladder import resolve_model
+from reasonlab.model.text_format import TinyFormat
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.families import FAMILIES, STYLES, Solution, Step, render
 from reasonlab.problems.problem import Problem

@@ -19,6 +19,7 @@ from reasonlab.model.ladder import resolve_model
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs import RunReader
 from reasonlab.terminal import make_observer
+from reasonlab.train.exchange import tiny_exchange
 from reasonlab.train.loop import start
 from reasonlab.train.sample import open_engine
 from reasonlab.train.sources import Rollouts
@@ -71,7 +72,7 @@ def test_rollouts_are_rewarded_by_outcome_and_judge(judge: Path, form: str) -> N
     config = recipe(judge=str(judge), judge_weight=0.75, judge_form=form)
     engine, tokenizer = open_engine(resolve_model(BASE), "cpu", 1, 16)
     sampling = Sampling(max_tokens=64, stop_ids=(tokenizer.eos_id,))
-    groups = Rollouts(config, engine, tokenizer, sampling, lambda *_: None).groups(1)
+    groups = Rollouts(config, engine, tiny_exchange(tokenizer), sampling, lambda *_: None).groups(1)
     spread = 0.0
     for group in groups:
         texts = [tokenizer.decode(rollout.ids) for rollout in group.rollouts]
@@ -85,7 +86,9 @@ def test_rollouts_are_rewarded_by_outcome_and_judge(judge: Path, form: str) -> N
 def test_without_weight_the_outcome_alone_counts(judge: Path) -> None:
     engine, tokenizer = open_engine(resolve_model(BASE), "cpu", 1, 16)
     sampling = Sampling(max_tokens=64, stop_ids=(tokenizer.eos_id,))
-    for group in Rollouts(recipe(judge=str(judge)), engine, tokenizer, sampling, lambda *_: None).groups(1):
+    for group in Rollouts(recipe(judge=str(judge)), engine, tiny_exchange(tokenizer), sampling, lambda *_: None).groups(
+        1
+    ):
         assert group.rewards.tolist() == group.correct.astype(float).tolist()
         assert group.judged is None
 

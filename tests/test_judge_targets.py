@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from reasonlab.errors import UserError
-from reasonlab.evaluate.evaluator import TinyFormat
 from reasonlab.evaluate.responder import EndpointResponder, EngineResponder
 from reasonlab.grading.grade import Grade, grade
 from reasonlab.grading.verifier import grade_text
@@ -45,6 +44,7 @@ from reasonlab.judges.types import Candidate
 from reasonlab.model import tiny_tokenizer
 from reasonlab.model.checkpoint import load_model
 from reasonlab.model.ladder import resolve_model
+from reasonlab.model.text_format import TinyFormat
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.families import FAMILIES, render
 from reasonlab.problems.problem import Problem

@@ -44,6 +44,7 @@ class Silent:
         self.iterations: list[dict[str, Any]] = []
         self.evaluations: list[tuple[int, str]] = []
         self.alarms: list[str] = []
+        self.notes: list[str] = []
 
     def progress(self, what: str, done: int, total: int) -> None:
         assert 0 < done <= total
@@ -56,6 +57,9 @@ class Silent:
 
     def alarm(self, number: int, text: str) -> None:
         self.alarms.append(text)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def config(**changes: Any) -> Config:

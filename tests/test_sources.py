@@ -19,6 +19,7 @@ from reasonlab.model.ladder import resolve_model
 from reasonlab.problems.tiny_world import problem_set
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs import RunReader
+from reasonlab.train.exchange import tiny_exchange
 from reasonlab.train.loop import Trainer, resume, start
 from reasonlab.train.recorded import RecordedResponses, read_responses, write_demonstrations, write_pairs
 from reasonlab.train.sample import open_engine, sample_groups
@@ -143,7 +144,7 @@ def groups() -> list[Group]:
     engine, tokenizer = open_engine(resolve_model("tiny-0.3m"), "cpu", 1, 64)
     problems = problem_set("train", 16, 0, ["sum", "word"], [1, 2])
     sampling = Sampling(max_tokens=64, stop_ids=(tokenizer.eos_id,))
-    return sample_groups(engine, tokenizer, problems, 6, sampling, 0, lambda *_: None, force="")
+    return sample_groups(engine, tiny_exchange(tokenizer), problems, 6, sampling, 0, lambda *_: None, force="")
 
 
 def test_forced_beginnings_are_part_of_the_response() -> None:
@@ -151,7 +152,9 @@ def test_forced_beginnings_are_part_of_the_response() -> None:
     problems = problem_set("train", 3, 0, ["sum"], [1])
     sampling = Sampling(max_tokens=64, stop_ids=(tokenizer.eos_id,))
     free = tokenizer.encode(f"<bos>{problems[0].question}\n")
-    for group in sample_groups(engine, tokenizer, problems, 2, sampling, 0, lambda *_: None, force="<think>"):
+    for group in sample_groups(
+        engine, tiny_exchange(tokenizer), problems, 2, sampling, 0, lambda *_: None, force="<think>"
+    ):
         for rollout in group.rollouts:
             assert tokenizer.decode(rollout.ids).startswith("<think>")
             assert len(rollout.ids) == len(rollout.logprobs) == len(rollout.versions)
@@ -176,12 +179,12 @@ def test_demonstrations_and_pairs_come_back_as_written(tmp_path: Path, groups: l
 def test_every_row_is_seen_once_in_each_pass(tmp_path: Path, groups: list[Group]) -> None:
     count = write_demonstrations(tmp_path / "d.jsonl", shortest_correct(groups))
     chosen = config(rollout={"prompts": 3}, method={"type": "sft", "data": str(tmp_path / "d.jsonl")})
-    source = RecordedResponses(chosen, tmp_path / "d.jsonl", pairs=False)
+    source = RecordedResponses(chosen, read_responses(tmp_path / "d.jsonl", pairs=False))
     order = [group.problem.id for number in range(1, count + 1) for group in source.groups(number)]
     passes = [order[i : i + count] for i in range(0, 3 * count, count)]
     assert all(len(set(one)) == count for one in passes)
     assert passes[0] != passes[1]
-    again = RecordedResponses(chosen, tmp_path / "d.jsonl", pairs=False)
+    again = RecordedResponses(chosen, read_responses(tmp_path / "d.jsonl", pairs=False))
     assert [g.problem.id for g in again.groups(count)] == order[3 * (count - 1) :], "any iteration can be made alone"
 
 

@@ -139,8 +139,8 @@ def test_cache_is_as_large_as_the_buffers_of_a_decoder() -> None:
     longest = list(range(1, 1 + ThisMachine.prompt_limit))
     engine.generate([Request(longest, [i, i + 100]) for i in range(3)], Sampling(max_tokens=24))
     (decoder,) = engine._decoders.values()
-    assert ThisMachine().memory(config).cache == decoder.keys_cache.nbytes + decoder.values_cache.nbytes
-    per_token = (decoder.keys_cache.nbytes + decoder.values_cache.nbytes) / (decoder.rows * decoder.columns)
+    assert ThisMachine().memory(config).cache == decoder.cache.keys.nbytes + decoder.cache.values.nbytes
+    per_token = (decoder.cache.keys.nbytes + decoder.cache.values.nbytes) / (decoder.rows * decoder.columns)
     assert cache_bytes(model.config, 4) == per_token
 
 

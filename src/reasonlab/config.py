@@ -24,7 +24,13 @@ class Section(BaseModel):
 
 class ModelSection(Section):
     path: str = "tiny-1m"
-    """A bundled model's name or a Hugging Face checkpoint directory."""
+    """A bundled model's name, a Hugging Face checkpoint directory or a GGUF file."""
+    template_arguments: dict[str, bool | int | float | str] = {}
+    """For the chat template of a language model, for instance { enable_thinking = false }."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Train LoRA adapters of this rank on every projection, and nothing else (0: train all weights)."""
+    lora_alpha: float = Field(default=32.0, gt=0)
+    """Adapters are scaled by alpha / rank."""
 
 
 class ProblemsConfig(Section):
@@ -36,7 +42,10 @@ class ProblemsConfig(Section):
     pool: int = Field(default=4096, ge=1)
     """How many distinct training problems to draw from."""
     path: str = ""
-    """A set written by `reasonlab data curate`; it takes the place of families, levels and pool."""
+    """A JSON-lines file, such as `reasonlab data curate` writes, or a registered training set (`gsm8k_train`); it takes
+    the place of families, levels and pool."""
+    longest_prompt: int = Field(default=0, ge=0)
+    """Leave out problems whose prompt has more tokens: one long prompt makes the cache of all rows long (0: none)."""
     sampling: Literal["uniform", "prioritised"] = "uniform"
     """Prioritised: in proportion to 1 − the problem's running success rate."""
     curriculum_from: int = Field(default=0, ge=0)
@@ -79,6 +88,8 @@ class RewardConfig(Section):
     """First iteration with the length reward."""
     overlong_buffer: int = Field(default=0, ge=0)
     """DAPO's soft overlong punishment over so many tokens before max_tokens (0: off)."""
+    extraction: Literal["boxed", "tag", "hash", "marker", "explicit"] = "explicit"
+    """Which marks make the answer of a language model; explicit: the first of the four that is there."""
     repetition_penalty: float = Field(default=0.0, ge=0)
     """Taken from the reward of a rollout that was cut because it repeated itself."""
     judge: str = ""
@@ -100,7 +111,8 @@ class SftConfig(Section):
     styles: dict[Literal["answer", "worked", "checked"], float] = {"worked": 1.0}
     """Shares of the solution styles to imitate."""
     data: str = ""
-    """Demonstrations to imitate instead: a JSON-lines file of `reasonlab data sample`."""
+    """Demonstrations to imitate instead: JSON lines of {question, response}, or a file of `reasonlab data sample`.
+    Without it, a language model imitates the `solution` column of problems.path."""
 
 
 class DpoConfig(Section):
@@ -202,16 +214,22 @@ class LearnerConfig(Section):
     decay_steps: int = Field(default=0, ge=0)
     final_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     bfloat16: bool = True
-    """On CUDA: bf16 autocast for the arithmetic and a bf16 copy of the weights in the engine."""
+    """On CUDA: sample and differentiate with one bf16 copy of the weights; they and the optimizer stay fp32."""
+    recompute: bool = False
+    """Keep only the input of each layer and compute the rest again when it is needed: less memory, more work."""
 
 
 class EvaluateConfig(Section):
     every: int = Field(default=5, ge=0)
     """Evaluate after every so many iterations, and at both ends (0: never)."""
+    suite: str = "tiny"
+    """What is asked: the tiny world, a suite (`acemath7`), or benchmarks, comma-separated (`gsm8k_test,math500`)."""
     problems: int = Field(default=480, ge=1)
+    """At most so many; of a suite or list, of each benchmark."""
     samples: int = Field(default=1, ge=1)
     levels: tuple[int, ...] = (2, 3, 4, 5)
     split: Literal["validation", "test", "harder"] = "validation"
+    """Of the tiny world, as are the levels."""
     temperature: float = Field(default=1.0, ge=0)
     forced_style: bool = True
     """Also evaluate with the worked style forced, at both ends: the control that separates style from skill."""
@@ -229,6 +247,8 @@ class Config(Section):
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(default=2, ge=1)
     """CPU worker threads; each computes single-threaded."""
+    data: str = ""
+    """Directory with the registered sets, or hub (empty: $REASONLAB_DATA)."""
     model: ModelSection = ModelSection()
     problems: ProblemsConfig = ProblemsConfig()
     rollout: RolloutConfig = RolloutConfig()

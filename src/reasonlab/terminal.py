@@ -121,6 +121,11 @@ class PlainObserver:
     def alarm(self, number: int, text: str) -> None:
         self._line(f"alarm at iteration {number}: {_printable(text)}", always=True)
 
+    @_harmless
+    def note(self, text: str) -> None:
+        for line in text.splitlines():
+            self._line(_printable(line))
+
     def _line(self, text: str, always: bool = False) -> None:
         if always or not self.quiet:
             print(f"[{self.name}] {text}", file=self.file or sys.stdout, flush=True)
@@ -197,7 +202,7 @@ class LiveObserver:
 
     @_harmless
     def evaluation(self, number: int, suite: str, summary: Summary) -> None:
-        if suite == SUITE:
+        if suite != FORCED_SUITE:
             with self._lock:
                 self.held_out = summary
                 self._note(HELD_OUT_ACCURACY, summary.accuracy.estimate)
@@ -209,6 +214,11 @@ class LiveObserver:
     def alarm(self, number: int, text: str) -> None:
         with self._lock:
             self.last_alarm = (number, _printable(text))
+
+    @_harmless
+    def note(self, text: str) -> None:
+        # Above the view, like an evaluation.
+        self.console.print(Text("\n".join(map(_printable, text.splitlines()))), soft_wrap=True)
 
     def _view(self) -> RenderableType:
         return _View(self)

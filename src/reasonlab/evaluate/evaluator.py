@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reasonlab.evaluate.responder import FAILED, Ask, EngineResponder, Progress, Prompt, Responder, Response
+from reasonlab.evaluate.responder import FAILED, Ask, EngineResponder, Progress, Responder, Response
 from reasonlab.evaluate.statistics import Interval, mean_interval, score_interval
 from reasonlab.grading.grade import Grade, grade
 from reasonlab.keys import key
-from reasonlab.problems.corpus import prompt_text
+from reasonlab.model.text_format import TextTokenizer, TinyFormat
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Sampling
@@ -26,13 +26,6 @@ from reasonlab.rollout.types import Sampling
 FORCED_STYLE = "<think>"  # what the forced-style control appends to the prompt
 
 Grader = Callable[[Problem, str], Grade]
-
-
-class TextTokenizer(Protocol):
-    eos_id: int
-
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,20 +141,6 @@ def graded_answer(problem: Problem, sample: int, response: Response, grader: Gra
         text=response.text,
         rule=verdict.rule,
     )
-
-
-class TinyFormat:
-    """The tiny models' own text: `<bos>question` and a line break, special tokens written out."""
-
-    def __init__(self, tokenizer: TextTokenizer, force: str = "") -> None:
-        self.tokenizer, self.force = tokenizer, force
-        self._forced = tokenizer.encode(force) if force else []
-
-    def prompt(self, question: str) -> Prompt:
-        return Prompt(self.tokenizer.encode(prompt_text(question)) + self._forced, self.force, len(self._forced))
-
-    def response(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(ids)
 
 
 def summarise(answers: Sequence[Answer]) -> Summary:

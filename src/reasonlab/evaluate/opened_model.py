@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from reasonlab.errors import UserError
-from reasonlab.evaluate.evaluator import FORCED_STYLE, TinyFormat
-from reasonlab.evaluate.responder import EndpointResponder, EngineResponder, Prompt, Responder, TextFormat
+from reasonlab.evaluate.evaluator import FORCED_STYLE
+from reasonlab.evaluate.responder import EndpointResponder, EngineResponder, Responder
 from reasonlab.hardware import prepare
 from reasonlab.model.checkpoint import INDEX, TOKENIZER_FILES, WEIGHTS, load_model
-from reasonlab.model.gguf import converted_gguf, file_sha256
+from reasonlab.model.gguf import file_sha256
 from reasonlab.model.ladder import resolve_model
-from reasonlab.model.tiny_tokenizer import TinyTokenizer
-from reasonlab.model.tokenizer import ChatTokenizer
+from reasonlab.model.text_format import TinyFormat, open_format
 from reasonlab.model.transformer import Transformer
 from reasonlab.rollout.endpoint import Endpoint
 from reasonlab.rollout.engine import Engine
@@ -51,21 +50,18 @@ def open_model(arguments: argparse.Namespace) -> OpenedModel:
     if arguments.endpoint_model:
         raise UserError("--endpoint-model is for endpoints", "Give a URL such as http://localhost:8000/v1 as the model")
     path = Path(arguments.model).expanduser()
-    directory = converted_gguf(path) if path.is_file() else resolve_model(arguments.model)
+    directory = resolve_model(arguments.model)
     device = prepare(arguments.device)
     model = load_model(directory)
-    tiny = TinyTokenizer.load()
-    is_tiny = model.config.vocab_size == tiny.vocab_size and _is_tiny_tokenizer(directory)
+    force = FORCED_STYLE if arguments.force else ""
+    text_format = open_format(directory, model.config.vocab_size, _template_arguments(arguments), force)
+    is_tiny = isinstance(text_format, TinyFormat)
     _check_options(arguments, is_tiny)
-    text_format: TextFormat
-    if is_tiny:
-        text_format = TinyFormat(tiny, FORCED_STYLE if arguments.force else "")
-        stop_ids: tuple[int, ...] = (tiny.eos_id,)
-        limits = Sampling(temperature=1.0, max_tokens=160, repetition_window=64)
-    else:
-        text_format = ChatFormat(ChatTokenizer.load(directory, _template_arguments(arguments)))
-        stop_ids = text_format.tokenizer.stop_ids
-        limits = Sampling(temperature=0.6, top_p=0.95, max_tokens=4096)
+    limits = (
+        Sampling(temperature=1.0, max_tokens=160, repetition_window=64)
+        if is_tiny
+        else Sampling(temperature=0.6, top_p=0.95, max_tokens=4096)
+    )
     dtype = torch.bfloat16 if device.type == "cuda" and not is_tiny else torch.float32
     model = model.to(device, dtype)
 
@@ -78,7 +74,7 @@ def open_model(arguments: argparse.Namespace) -> OpenedModel:
         tiny=is_tiny,
         identity={"kind": "checkpoint", "sha256": checkpoint_sha256(directory), "dtype": str(dtype)[6:]},
         place=str(path) if path.exists() else arguments.model,
-        sampling=_sampling(arguments, limits, stop_ids),
+        sampling=_sampling(arguments, limits, text_format.stop_ids),
         respond_with=respond_with,
     )
 
@@ -103,23 +99,6 @@ def _open_endpoint(arguments: argparse.Namespace) -> OpenedModel:
         sampling=_sampling(arguments, Sampling(temperature=0.6, top_p=0.95, max_tokens=4096), ()),
         respond_with=lambda sampling, streaming: EndpointResponder(endpoint),
     )
-
-
-class ChatFormat:
-    """A checkpoint's own tokenizer and chat template."""
-
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    def prompt(self, question: str) -> Prompt:
-        # A template that opens the thinking itself leaves responses that seem to have none; a truncated one would then
-        # be read as an answer. So the response gets its beginning back.
-        text = self.tokenizer.chat_text(question)
-        start = text.rfind("<think>") if text.rstrip().endswith("<think>") else len(text)
-        return Prompt(self.tokenizer.prompt_ids(question), text[start:])
-
-    def response(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(ids)
 
 
 def _check_options(arguments: argparse.Namespace, tiny: bool) -> None:
@@ -161,17 +140,6 @@ def _template_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
-
-
-def _is_tiny_tokenizer(directory: Path) -> bool:
-    """Whether the tokenizer beside the weights, if there is one, is the tiny world's."""
-    file = directory / "tokenizer.json"
-    try:
-        vocabulary = json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"] if file.is_file() else None
-    except (KeyError, TypeError, ValueError):
-        return False
-    own = Path(__file__).resolve().parents[1] / "model" / "assets" / "tiny_tokenizer" / "tokenizer.json"
-    return vocabulary is None or vocabulary == json.loads(own.read_text(encoding="utf-8"))["model"]["vocab"]
 
 
 def _rows(model: Transformer, sampling: Sampling, workers: int) -> int:

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from reasonlab import __version__
-from reasonlab.evaluate.evaluator import Answer, Grader, Task, TinyFormat, answers_to, graded_answer
+from reasonlab.evaluate.evaluator import Answer, Grader, Task, answers_to, graded_answer
 from reasonlab.evaluate.graders import FAMILY, MATHEMATICS, TINY, grader_for, grader_version
-from reasonlab.evaluate.opened_model import ChatFormat, open_model
+from reasonlab.evaluate.opened_model import open_model
 from reasonlab.evaluate.panels import QUESTION
 from reasonlab.evaluate.record import ABOUT, EvaluationRecord, Place
-from reasonlab.evaluate.responder import FAILED, EngineResponder, Prompt, Responder, Response
+from reasonlab.evaluate.responder import FAILED, EngineResponder, Responder, Response
 from reasonlab.grading.extract import extract
 from reasonlab.grading.grade import Grade
 from reasonlab.keys import key
+from reasonlab.model.text_format import ChatFormat, Prompt, TinyFormat
 from reasonlab.problems.curation import of_tiny_world
 from reasonlab.problems.problem import Problem
 from reasonlab.problems.registry import prompts

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from reasonlab.errors import UserError
+from reasonlab.model.text_format import Prompt, TextFormat
 from reasonlab.rollout.endpoint import Endpoint, Job
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Request, Sampling
@@ -45,22 +46,6 @@ class Responder(Protocol):
     ) -> Iterator[tuple[int, int, Response]]:
         """(number of the question, number of its key, response) in whatever order they come."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Token ids, and what of the response they already hold (a forced style, a template that opens the thinking)."""
-
-    ids: list[int]
-    opening: str = ""
-    opening_tokens: int = 0  # those of the opening that count as the response's
-
-
-class TextFormat(Protocol):
-    """How questions become a model's tokens and its tokens become text."""
-
-    def prompt(self, question: str) -> Prompt: ...
-    def response(self, ids: Sequence[int]) -> str: ...
 
 
 class EngineResponder:

@@ -66,7 +66,8 @@ def read_dynamics(run: Path) -> Dynamics:
     """All points of the figure, from the stored answers."""
     reader = RunReader(run)
     config = load_recipe(run / "config.toml")
-    free = {step: recorded_answers(reader, SUITE, step) for step in reader.evaluation_steps(SUITE)}
+    suite = next((name for name in reader.evaluation_suites() if name != FORCED_SUITE), SUITE)
+    free = {step: recorded_answers(reader, suite, step) for step in reader.evaluation_steps(suite)}
     forced = {step: recorded_answers(reader, FORCED_SUITE, step) for step in reader.evaluation_steps(FORCED_SUITE)}
     if not free:
         raise UserError(
@@ -119,7 +120,8 @@ def _title(config: Config) -> str:
 
 def _subtitle(config: Config, points: Sequence[PanelRow]) -> str:
     total = points[0]
+    asked = f"Held-out {config.evaluate.split} problems" if config.evaluate.suite == SUITE else "Held-out problems"
     return (
-        f"Held-out {config.evaluate.split} problems: {questions_asked(points)}, "
+        f"{asked}: {questions_asked(points)}, "
         f"{counted(total.samples, 'sample')} each, temperature {config.evaluate.temperature:g}"
     )

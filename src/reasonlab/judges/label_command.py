@@ -157,9 +157,7 @@ def _exact(candidates: Sequence[Candidate], arguments: argparse.Namespace) -> Fo
 
 
 def _monte_carlo(candidates: Sequence[Candidate], arguments: argparse.Namespace) -> Found:
-    from reasonlab.evaluate.evaluator import TinyFormat
     from reasonlab.evaluate.graders import grade_response, grader_for
-    from reasonlab.evaluate.opened_model import ChatFormat
     from reasonlab.hardware import prepare
     from reasonlab.judges.formats import is_tiny
     from reasonlab.judges.inputs import progress_bar
@@ -167,6 +165,7 @@ def _monte_carlo(candidates: Sequence[Candidate], arguments: argparse.Namespace)
     from reasonlab.judges.score_log import in_chunks, open_log
     from reasonlab.model.checkpoint import load_model
     from reasonlab.model.ladder import resolve_model
+    from reasonlab.model.text_format import ChatFormat, TinyFormat
     from reasonlab.model.tiny_tokenizer import TinyTokenizer
     from reasonlab.model.tokenizer import ChatTokenizer
     from reasonlab.rollout.engine import Engine

@@ -22,11 +22,12 @@ from typing import Literal, Protocol
 from reasonlab.errors import UserError
 from reasonlab.evaluate.evaluator import Grader
 from reasonlab.evaluate.graders import grade_response
-from reasonlab.evaluate.responder import Progress, TextFormat
+from reasonlab.evaluate.responder import Progress
 from reasonlab.judges.labels import ALL_RIGHT, StepLabels
 from reasonlab.judges.steps import Rule, spans_of
 from reasonlab.judges.types import Candidate
 from reasonlab.keys import key
+from reasonlab.model.text_format import TextFormat
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Request, Sampling

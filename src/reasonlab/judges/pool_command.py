@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from reasonlab.model.ladder import resolve_model
     from reasonlab.problems.tiny_world import problem_set
     from reasonlab.rollout.types import Sampling
+    from reasonlab.train.exchange import tiny_exchange
     from reasonlab.train.sample import open_engine, sample_groups
 
     problems = problem_set(a.split, a.problems, a.seed, levels=levels)
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         with progress_bar(f"sampling {name}", len(problems) * a.samples) as advance:
             groups = sample_groups(
                 engine,
-                tokenizer,
+                tiny_exchange(tokenizer),
                 problems,
                 a.samples,
                 sampling,

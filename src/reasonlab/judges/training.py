@@ -45,7 +45,6 @@ from reasonlab.judges.network import DESCRIPTION, fresh_judge, load_judge, save_
 from reasonlab.judges.settings import JudgeConfig, judge_toml, load_judge_recipe
 from reasonlab.judges.types import Candidate, Labelled, read_labels, read_scores
 from reasonlab.keys import key
-from reasonlab.model.gguf import converted_gguf
 from reasonlab.model.ladder import resolve_model
 from reasonlab.runs import RunRecord
 from reasonlab.runs.files import explained, replace_directory, write_aside
@@ -110,8 +109,7 @@ class JudgeTrainer:
     ) -> None:
         self.config, self.report = config, report
         device = prepare(config.device)
-        given = Path(config.model).expanduser()
-        self.base = converted_gguf(given) if given.is_file() else resolve_model(config.model)
+        self.base = resolve_model(config.model)
         judge = load_judge(checkpoint)[0] if checkpoint else fresh_judge(self.base, config.kind, config.seed)
         self.format = own_format(self.base, config.kind, None if config.steps == "auto" else config.steps)
         self.data = self._tokenised(*(_read(config) if units is None else (units, {})), judge.positions)

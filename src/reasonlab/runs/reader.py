@@ -8,6 +8,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 
@@ -77,6 +78,11 @@ class RunReader:
 
     def evaluation(self, suite: str, step: int) -> list[Line]:
         return self._unpacked(evaluation_path(self.directory, suite, step), f"{suite} answers of step {step}")
+
+    def evaluation_suites(self) -> list[str]:
+        """What was evaluated, by name."""
+        names = sorted(path.name.rpartition("@")[0] for path in (self.directory / "evals").glob("*@*.jsonl.gz"))
+        return [unquote(name) for name in dict.fromkeys(names)]
 
     def evaluation_steps(self, suite: str) -> list[int]:
         return self._steps("evals", evaluation_prefix(suite))

@@ -16,8 +16,9 @@ from reasonlab.config import Config, DpoConfig, RestConfig, SftConfig
 from reasonlab.methods import build_method
 from reasonlab.studies import long2short, mel_vs_grpo, prm_selection
 from reasonlab.studies.footprint import GIB, Memory, Numbers, forward_flops
-from reasonlab.studies.machines import Cluster, Setting, ThisMachine, generates, read_about, reflects
+from reasonlab.studies.machines import Cluster, Setting, ThisMachine, read_about, reflects
 from reasonlab.studies.recipe import StudyRecipe
+from reasonlab.train.memory import generates
 
 WIDTH = 118
 

@@ -45,6 +45,7 @@ from reasonlab.studies.runner import Piece, train
 from reasonlab.studies.scores import Floats, Scores, difference, interval, panels_of, points, ratio
 from reasonlab.studies.verdicts import ArmCost, Claim, Outcome, Verdict, judge
 from reasonlab.terminal import make_observer
+from reasonlab.train.exchange import tiny_exchange
 from reasonlab.train.prompts import training_pool
 from reasonlab.train.recorded import write_demonstrations, write_pairs
 from reasonlab.train.sample import open_engine, sample_groups
@@ -161,7 +162,7 @@ def _sampled(model: str, config: Config, problems: int, samples: int, force: str
     engine, tokenizer = open_engine(resolve_model(model), config.device, config.threads, config.rollout.rows)
     with make_observer(1, Path(model).name) as observer:
         arguments = (pool, samples, _sampling(config, tokenizer.eos_id), config.seed, observer.progress, force)
-        return sample_groups(engine, tokenizer, *arguments), tokenizer.decode
+        return sample_groups(engine, tiny_exchange(tokenizer), *arguments), tokenizer.decode
 
 
 def _sampling(config: Config, eos: int) -> Sampling:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from reasonlab.config import Config, DpoConfig, Section, SftConfig
+from reasonlab.config import Config, Section
 from reasonlab.errors import UserError
 from reasonlab.figures.published import kimi_k15, mel
 from reasonlab.methods import build_method
@@ -33,6 +33,7 @@ from reasonlab.studies.footprint import (
     decoding_rate,
     gathered_bytes,
 )
+from reasonlab.train.memory import Workload, generates, largest_micro_batch, planned_memory
 
 USABLE = 0.9  # of a GPU's memory: the rest is the allocator's slack, communication and what the formulas leave out
 
@@ -295,35 +296,8 @@ class ThisMachine:
         return self.REFLECTING[config.device]
 
     def memory(self, config: Config) -> Memory:
-        shape, cuda = self.shape(config), config.device == "cuda"
-        low = cuda and config.learner.bfloat16
-        parameters, workers = shape.parameter_count(), 1 if cuda else config.threads
-        rollouts = config.rollout.prompts * config.rollout.samples if generates(config) else 0
-        answers = config.evaluate.problems * config.evaluate.samples if config.evaluate.every else 0
         longest = longest_reflection(config, self.prompt_limit, self.reflecting(config))
-        reflections = config.rollout.prompts * config.mel.pairs if longest else 0  # all problems may be mixed
-
-        def slots(responses: int, columns: int) -> int:
-            """Rows times columns of the buffers: a power of two times a multiple of 64."""
-            share = math.ceil(responses / workers)
-            rows = min(config.rollout.rows, 2 ** math.ceil(math.log2(share))) if share else 0
-            return rows * 64 * math.ceil(columns / 64)
-
-        room = max(
-            slots(max(rollouts, answers), self.prompt_limit + config.rollout.max_tokens), slots(reflections, longest)
-        )
-        activations = activation_bytes(shape, _micro_batch(config, self.prompt_limit, longest), low, recompute=False)
-        return Memory(
-            weights=FP32 * parameters,
-            gradients=2 * FP32 * parameters,  # the sum, and those of the newest micro-batch
-            moments=2 * FP32 * parameters,
-            activations=workers * activations,
-            working=BF16 * parameters if low else 0,  # autocast's copies
-            reference=FP32 * parameters if build_method(config).needs_reference else 0,
-            engine=BF16 * parameters if low else 0,  # else the learner's own weights
-            cache=workers * room * cache_bytes(shape, BF16 if low else FP32),
-            shared=True,
-        )
+        return planned_memory(config, Workload(self.shape(config), self.prompt_limit, longest))
 
     def decoding_seconds(
         self, config: Config, rollouts: float, means: Numbers, given: Numbers | float | None = None
@@ -404,11 +378,12 @@ class Cluster:
             longest = longest_reflection(config, limit, self.reflecting(config))
             reflections = config.rollout.prompts * config.mel.pairs  # all problems may be mixed
             slots = max(slots, min(config.rollout.rows, math.ceil(reflections * engine / self.gpus)) * longest)
+        micro_batch = largest_micro_batch(config, Workload(shape, limit, longest))
         return Memory(
             weights=FP32 * parameters / self.gpus,
             gradients=FP32 * parameters / self.gpus,
             moments=2 * FP32 * parameters / self.gpus,
-            activations=activation_bytes(shape, _micro_batch(config, limit, longest), True, self.hardware.recompute),
+            activations=activation_bytes(shape, micro_batch, True, self.hardware.recompute),
             working=gathered_bytes(shape),
             reference=BF16 * parameters / self.gpus if build_method(config).needs_reference else 0,
             engine=BF16 * parameters / engine if samples else 0,
@@ -478,10 +453,6 @@ def _named(mean: Length) -> str:
     return mean if isinstance(mean, str) else f"{mean:g}"
 
 
-def generates(config: Config) -> bool:
-    return not isinstance(config.method, SftConfig | DpoConfig)
-
-
 def reflects(config: Config) -> bool:
     """Whether reflections are written: imitating right rollouts instead writes none."""
     return config.mel.weight > 0 and config.mel.learn != "correct"
@@ -493,9 +464,3 @@ def longest_reflection(config: Config, prompt_limit: int, about: Reflecting) -> 
         return 0
     attempts = (2 if config.mel.contrast else 1) * config.rollout.max_tokens
     return prompt_limit + about.instruction + attempts + config.mel.max_tokens
-
-
-def _micro_batch(config: Config, prompt_limit: int, longest: int) -> int:
-    """Tokens of the largest micro-batch: the budget, or one response (DPO: a pair; MEL: an example) of full length."""
-    together = 2 if isinstance(config.method, DpoConfig) else 1
-    return max(config.learner.token_budget, together * (prompt_limit + config.rollout.max_tokens), longest)

@@ -24,6 +24,7 @@ from reasonlab.studies.prm_judges import JudgeName, candidate, judges_of, sampli
 from reasonlab.studies.recipe import StudySettings
 from reasonlab.studies.scores import Floats
 from reasonlab.terminal import make_observer
+from reasonlab.train.exchange import tiny_exchange
 from reasonlab.train.sample import open_engine, sample_groups
 
 BEST = "best-of-n"
@@ -40,7 +41,9 @@ def sample_best_of(model: Path, config: Config, settings: StudySettings, out: Pa
     engine, tokenizer = open_engine(model, config.device, config.threads, config.rollout.rows)
     with make_observer(1, BEST) as observer:
         sampling = sampling_of(config, tokenizer.eos_id)
-        groups = sample_groups(engine, tokenizer, problems, settings.best_of, sampling, 0, observer.progress)
+        groups = sample_groups(
+            engine, tiny_exchange(tokenizer), problems, settings.best_of, sampling, 0, observer.progress
+        )
     pairs = [(g.problem, r, bool(right)) for g in groups for r, right in zip(g.rollouts, g.correct, strict=True)]
     write_pool(where, [candidate(problem, tokenizer.decode(r.ids), right, BEST) for problem, r, right in pairs])
 

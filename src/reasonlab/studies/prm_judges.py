@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reasonlab.config import Config
-from reasonlab.evaluate.evaluator import FORCED_STYLE, TinyFormat
+from reasonlab.evaluate.evaluator import FORCED_STYLE
 from reasonlab.judges.exact_labels import exact_labels
 from reasonlab.judges.monte_carlo import monte_carlo
 from reasonlab.judges.scoring import ModelJudge
@@ -46,12 +46,14 @@ from reasonlab.judges.types import (
     write_scores,
 )
 from reasonlab.model.ladder import resolve_model
+from reasonlab.model.text_format import TinyFormat
 from reasonlab.problems.problem import Problem
 from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
 from reasonlab.rollout.types import Sampling
 from reasonlab.studies.recipe import StudySettings
 from reasonlab.studies.runner import train_judge as train_to_the_end
 from reasonlab.terminal import make_observer
+from reasonlab.train.exchange import tiny_exchange
 from reasonlab.train.sample import open_engine, sample_groups
 
 TRAJECTORY, RESPONSE, VALUE = "trajectory-aware", "response-only", "skywork-style"
@@ -142,7 +144,9 @@ def sample_traces(part: str, model: str, config: Config, settings: StudySettings
             sampling = replace(sampling_of(config, tokenizer.eos_id), temperature=writer.temperature)
             force = FORCED_STYLE if writer.thinking else ""
             source = f"{Path(model).name}{', thinking' * writer.thinking}, {writer.temperature:g}"
-            for group in sample_groups(engine, tokenizer, problems, 1, sampling, 0, observer.progress, force):
+            for group in sample_groups(
+                engine, tiny_exchange(tokenizer), problems, 1, sampling, 0, observer.progress, force
+            ):
                 text = tokenizer.decode(group.rollouts[0].ids)
                 found.append(candidate(group.problem, text, bool(group.correct[0]), source))
     write_pool(out, found)

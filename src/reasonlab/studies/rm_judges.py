@@ -72,6 +72,7 @@ def judge_config(config: Config, settings: StudySettings, pool: Path) -> JudgeCo
 
 def sample(part: str, policy: Writer, config: Config, settings: StudySettings, out: Path) -> None:
     """The candidates of one policy for the training or the test problems."""
+    from reasonlab.train.exchange import tiny_exchange
     from reasonlab.train.sample import open_engine, sample_groups
 
     if out.exists():
@@ -89,7 +90,9 @@ def sample(part: str, policy: Writer, config: Config, settings: StudySettings, o
     seed = key("rm-scaling", part, label(policy))
     with make_observer(1, label(policy)) as observer:
         force = FORCED_STYLE if policy.thinking else ""
-        groups = sample_groups(engine, tokenizer, problems, each, sampling, seed, observer.progress, force)
+        groups = sample_groups(
+            engine, tiny_exchange(tokenizer), problems, each, sampling, seed, observer.progress, force
+        )
     end = tokenizer.decode([tokenizer.eos_id])
     found = [
         Candidate(

@@ -18,11 +18,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from reasonlab.model.checkpoint import save_model
+from reasonlab.model.lora import has_lora, save_adapter
 from reasonlab.runs.files import explained, replace_directory, write_aside
 from reasonlab.train.learner import Learner
 
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
+ADAPTER = "adapter"  # of LoRA; the weights beside it are merged
 SOURCE = "source.json"  # success rates of problems, unfinished rollouts
 
 
@@ -50,6 +52,9 @@ def save_checkpoint(
         try:
             (temporary / "trainer").mkdir(parents=True)
             save_model(learner.model, temporary, tokenizer_from)
+            if has_lora(learner.model):
+                (temporary / ADAPTER).mkdir()
+                save_adapter(learner.model, temporary / ADAPTER, str(tokenizer_from))
             save_file(optimizer_tensors(learner), temporary / "trainer" / OPTIMIZER)
             (temporary / "trainer" / STATE).write_text(json.dumps(asdict(state), indent=2) + "\n")
             (temporary / "trainer" / SOURCE).write_text(json.dumps(source) + "\n")

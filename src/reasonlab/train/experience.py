@@ -8,16 +8,16 @@ from random import Random
 from typing import Any, NamedTuple
 
 from reasonlab.config import Config
-from reasonlab.evaluate.graders import grade_response
 from reasonlab.grading.grade import Grade
 from reasonlab.keys import key
 from reasonlab.methods.group import Group
 from reasonlab.methods.mel import Experience, contrastive_pairs
-from reasonlab.methods.mel_prompts import MelPrompts, TinyWorldPrompts
-from reasonlab.model.tiny_tokenizer import EOS, TinyTokenizer
+from reasonlab.methods.mel_prompts import LanguageModelPrompts, MelPrompts, TinyWorldPrompts
+from reasonlab.model.tiny_tokenizer import EOS
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Request, Rollout, Sampling
+from reasonlab.train.exchange import Exchange
 from reasonlab.train.measures import Counter, Report
 from reasonlab.train.recorded import given
 
@@ -37,12 +37,10 @@ class _Chosen(NamedTuple):
 class Reflections:
     """Turns the mixed groups of an iteration into experiences. Keyed like everything else, so it needs no state."""
 
-    def __init__(
-        self, config: Config, engine: Engine, tokenizer: TinyTokenizer, sampling: Sampling, report: Report
-    ) -> None:
-        self.config, self.mel, self.engine, self.tokenizer = config, config.mel, engine, tokenizer
+    def __init__(self, config: Config, engine: Engine, exchange: Exchange, sampling: Sampling, report: Report) -> None:
+        self.config, self.mel, self.engine, self.exchange = config, config.mel, engine, exchange
         self.sampling, self.report = replace(sampling, segment_tokens=0), report
-        self.prompts: MelPrompts = TinyWorldPrompts()
+        self.prompts: MelPrompts = TinyWorldPrompts() if exchange.tiny else LanguageModelPrompts()
 
     def on(self, number: int, groups: Sequence[Group]) -> list[Experience]:
         """Reflect on every mixed group, replay, and grade."""
@@ -69,32 +67,42 @@ class Reflections:
         hints = [self._text(reflection) for reflection in reflections]
         prompts = [self.prompts.hinted(c.problem.question, hint) for c, hint in zip(chosen, hints, strict=True)]
         replays = self._generate(number, "replay", chosen, prompts, self.sampling)
-        verdicts = [
-            grade_response(c.problem, self.tokenizer.decode(r.ids)) for c, r in zip(chosen, replays, strict=True)
-        ]
+        graded = self.exchange.grades([(c.problem, [replay]) for c, replay in zip(chosen, replays, strict=True)])
+        verdicts = [verdict for (verdict,) in graded]
         made = zip(chosen, written, reflections, hints, replays, verdicts, strict=True)
         return [Experience(c.problem, c.success, c.wrong, c.right, *rest) for c, *rest in made]
+
+    def longest(self, prompt: int) -> int:
+        """Tokens of the longest reflection with instruction, question and attempts; 0 where none is written.
+
+        `prompt` are those of the longest question as it is asked.
+        """
+        if self.mel.learn == "correct":
+            return 0
+        instruction = self.prompts.retrospective("", "", "" if self.mel.contrast else None)
+        attempts = (2 if self.mel.contrast else 1) * self.sampling.max_tokens
+        return len(self.exchange.written_prompt(instruction)) + prompt + attempts + self.mel.max_tokens
 
     def _generate(
         self, number: int, what: str, chosen: Sequence[_Chosen], prompts: Sequence[str], sampling: Sampling
     ) -> list[Rollout]:
         requests = [
-            Request(self.tokenizer.encode(prompt), [key(self.config.seed, what, number, c.problem.id, c.place)])
+            Request(self.exchange.written_prompt(prompt), [key(self.config.seed, what, number, c.problem.id, c.place)])
             for c, prompt in zip(chosen, prompts, strict=True)
         ]
         count = Counter(self.report, f"iteration {number}: {what}s", len(requests))
         return [rollouts[0] for rollouts in self.engine.generate(requests, sampling, count)]
 
     def _text(self, rollout: Rollout) -> str:
-        return self.tokenizer.decode(rollout.ids).removesuffix(EOS)
+        return self.exchange.text(rollout.ids).removesuffix(EOS)
 
     def _heuristic(self, reflection: Rollout) -> Rollout:
         """The rule of a reflection as if it had been the whole of it; nothing if there is none."""
         rule = self.prompts.heuristic(self._text(reflection))
-        return given(reflection.prompt, self.tokenizer.encode(rule + EOS) if rule else [])
+        return given(reflection.prompt, self.exchange.format.response_ids(rule) if rule else [])
 
 
-def experience_rows(experiences: Sequence[Experience], tokenizer: TinyTokenizer) -> Iterator[dict[str, Any]]:
+def experience_rows(experiences: Sequence[Experience], exchange: Exchange) -> Iterator[dict[str, Any]]:
     """What is kept of each experience in the record."""
     for one in experiences:
         yield {
@@ -103,11 +111,11 @@ def experience_rows(experiences: Sequence[Experience], tokenizer: TinyTokenizer)
             "question": one.problem.question,
             "gold": one.problem.answer,
             "success": one.success,
-            "wrong": tokenizer.decode(one.wrong.ids),
-            "right": tokenizer.decode(one.right.ids),
-            "reflection": tokenizer.decode(one.written.ids),
+            "wrong": exchange.text(one.wrong.ids),
+            "right": exchange.text(one.right.ids),
+            "reflection": exchange.text(one.written.ids),
             "hint": one.text,
-            "replay": tokenizer.decode(one.replay.ids),
+            "replay": exchange.text(one.replay.ids),
             "verdict": one.verdict.verdict,
             "helped": one.helped,
         }

@@ -6,10 +6,10 @@ run continues from its newest checkpoint and arrives at the same bits; the work 
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from torch import Tensor
 from reasonlab.config import Config, load_recipe, to_toml
 from reasonlab.errors import UserError
 from reasonlab.evaluate.control import FORCED_SUITE, SUITE
-from reasonlab.evaluate.evaluator import FORCED_STYLE, Summary, evaluate, summarise
+from reasonlab.evaluate.evaluator import FORCED_STYLE, Summary, summarise
 from reasonlab.grading.grade import Grade
 from reasonlab.hardware import prepare
 from reasonlab.interruption import asks_to_stop
@@ -31,16 +31,18 @@ from reasonlab.methods.group import Group, Method, example
 from reasonlab.methods.mel import Experience
 from reasonlab.model.checkpoint import load_model
 from reasonlab.model.ladder import resolve_model
+from reasonlab.model.lora import add_lora, has_lora, load_adapter, merged, refresh_merged
+from reasonlab.model.text_format import ModelFormat, TinyFormat, open_format
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.model.transformer import Transformer
 from reasonlab.problems.problem import Problem
-from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs import RunRecord
 from reasonlab.runs.record import read_run
 from reasonlab.train.batch import Example, TokenBatch, Totals
 from reasonlab.train.checkpoint import (
+    ADAPTER,
     TrainState,
     checkpoint_name,
     load_checkpoint,
@@ -48,9 +50,20 @@ from reasonlab.train.checkpoint import (
     prune,
     save_checkpoint,
 )
+from reasonlab.train.exchange import Exchange
 from reasonlab.train.experience import Reflections, experience_rows
+from reasonlab.train.held_out import known_overlap, open_held_out
 from reasonlab.train.learner import Learner, Loss, Objective, StepResult
 from reasonlab.train.measures import Clock, Counter, evaluation_metrics, iteration_metrics, one_sample, rollout_rows
+from reasonlab.train.memory import (
+    Workload,
+    check_room,
+    described,
+    free_memory,
+    generates,
+    out_of_memory,
+    planned_memory,
+)
 from reasonlab.train.sources import Source, build_source
 
 
@@ -61,6 +74,7 @@ class Observer(Protocol):
     def iteration(self, number: int, metrics: dict[str, Any], sample: tuple[Problem, str, Grade]) -> None: ...
     def evaluation(self, number: int, suite: str, summary: Summary) -> None: ...
     def alarm(self, number: int, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -81,17 +95,24 @@ class Trainer:
         self.config, self.observer = config, observer
         device = prepare(config.device)
         self.base = resolve_model(config.model.path)
-        self.tokenizer = TinyTokenizer.load()
-        model = load_model(checkpoint or self.base).to(device)
-        if model.config.vocab_size != self.tokenizer.vocab_size:
-            raise UserError(
-                f"{config.model.path} has {model.config.vocab_size} tokens, the tiny world's tokenizer "
-                f"{self.tokenizer.vocab_size}",
-                "Use a bundled tiny model or one trained from it",
-            )
+        # With adapters the weights of a checkpoint are merged ones: go on from the base, and put its adapters on.
+        model = load_model(self.base if checkpoint is None or config.model.lora_rank else checkpoint)
+        self.work = Workload(model.config, prompt=0)
+        with self._explaining_memory():
+            self._open(model.to(device), device, checkpoint)
+
+    def _open(self, model: Transformer, device: torch.device, checkpoint: Path | None) -> None:
+        config, observer = self.config, self.observer
+        self.notices: list[str] = []  # what is said, and kept as an event, when the run begins
+        text_format = open_format(self.base, model.config.vocab_size, config.model.template_arguments)
+        self.exchange = Exchange(text_format, config.reward.extraction)
+        self.held_out = open_held_out(config, self.exchange.tiny, self.notices.append)
+        if config.model.lora_rank:
+            add_lora(model, config.model.lora_rank, config.model.lora_alpha, seed=config.seed)
+            if checkpoint:
+                load_adapter(model, checkpoint / ADAPTER)
         self.learner = Learner(model, config.learner, config.threads, config.rollout.temperature or 1.0)
-        self.engine_model = self._engine_model(model)
-        self.engine = Engine(self.engine_model, config.rollout.rows, config.threads, self.tokenizer.decode)
+        self.engine = Engine(self._engine_model(), config.rollout.rows, config.threads, text_format.response)
         self.method: Method = build_method(config)
         self.reference = self._reference(device) if self.method.needs_reference else None
         self.sampling = Sampling(
@@ -99,29 +120,104 @@ class Trainer:
             top_p=config.rollout.top_p,
             top_k=config.rollout.top_k,
             max_tokens=config.rollout.max_tokens,
-            stop_ids=(self.tokenizer.eos_id,),
+            stop_ids=self.exchange.stop_ids,
             repetition_window=config.rollout.repetition_window,
             segment_tokens=config.rollout.segment_tokens,
         )
-        self.source: Source = build_source(config, self.engine, self.tokenizer, self.sampling, observer.progress)
+        self.source: Source = build_source(
+            config,
+            self.engine,
+            self.exchange,
+            self.sampling,
+            observer.progress,
+            self.held_out,
+            self.notices.append,
+        )
         self.state = TrainState()
         if checkpoint:
             self.state, of_source = load_checkpoint(checkpoint, self.learner)
             self.source.restore(of_source)
-        self.reflections = Reflections(config, self.engine, self.tokenizer, self.sampling, observer.progress)
-        families = config.problems.families or FAMILY_NAMES
-        held_out = config.evaluate
-        self.held_out = problem_set(held_out.split, held_out.problems, 0, families, held_out.levels)
+        self.reflections = Reflections(config, self.engine, self.exchange, self.sampling, observer.progress)
         self.stop_requested = False
 
-    def _engine_model(self, model: Transformer) -> Transformer:
-        """The learner's own module; on CUDA in bf16 a copy of it, because the master weights are fp32."""
-        if self.config.device == "cuda" and self.config.learner.bfloat16:
-            return copy.deepcopy(model).to(torch.bfloat16).requires_grad_(False)
-        return model
+    def _engine_model(self) -> Transformer:
+        """What the learner computes with: its own weights, on CUDA their bf16 copy; with adapters merged into them."""
+        working = self.learner.working
+        return merged(self.learner.model, working.embedding.weight.dtype) if has_lora(working) else working
 
     def _reference(self, device: torch.device) -> Learner:
         return Learner(load_model(self.base).to(device), self.config.learner, 1, self.config.rollout.temperature or 1.0)
+
+    # --- what is said before the first step ----------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        """The memory plan, what was left out of the training problems, and what they share with benchmarks."""
+        number = self.state.iteration
+        prompt, example = self.source.longest()
+        answers = self.held_out.questions * self.config.evaluate.samples
+        longest = max(prompt, self._longest_question())
+        reflection = self.reflections.longest(prompt) if self.config.mel.weight > 0 else 0
+        self.work = replace(self.work, prompt=longest, example=example, answers=answers, reflection=reflection)
+        self._check_positions(prompt, reflection)
+        free = free_memory(self.config)
+        plan = described(self.config, self.work, free)
+        self.record.event("memory", number, text=plan, **asdict(planned_memory(self.config, self.work)))
+        if not self.exchange.tiny or free is not None:
+            self.observer.note(plan)
+        check_room(self.config, self.work, free)
+        if number == 0 and (shared := known_overlap(self.config)):
+            self.record.event("overlap", number, pool=self.config.problems.path, problems=shared)
+            names = ", ".join(f"{name} ({count})" for name, count in shared.items())
+            self.notices.append(
+                f"the training pool holds problems of {names}: scores on them say little. "
+                f"`reasonlab data check {self.config.problems.path} --clean FILE` makes a pool without them"
+            )
+        for text in self.notices:
+            self._alarm(number, "data", text)
+
+    def _longest_question(self) -> int:
+        """Tokens of the longest held-out prompt; the tiny world's are all short."""
+        if self.exchange.tiny or not self.config.evaluate.every:
+            return 0
+        asked = [panel.asked(problem) for panel in self.held_out.panels for problem in panel.problems]
+        return max(self.exchange.format.prompt_lengths(asked))
+
+    def _check_positions(self, prompt: int, reflection: int) -> None:
+        """Whether a language model can read what it will write; the tiny world's texts are all short."""
+        room, longest = self.work.shape.max_positions, self.config.rollout.max_tokens
+        if self.exchange.tiny or not generates(self.config):
+            return
+        if prompt + longest > room:
+            raise UserError(
+                f"the longest prompt has {prompt:,} tokens and responses may have {longest:,}, but the model reads "
+                f"{room:,} at most",
+                f"Set rollout.max_tokens {room - prompt}" if prompt < room else "Lower problems.longest_prompt",
+            )
+        if reflection > room:
+            raise UserError(
+                f"a reflection and what it is about may have {reflection:,} tokens, but the model reads {room:,}",
+                "Lower rollout.max_tokens or problems.longest_prompt, or set mel.contrast false",
+            )
+
+    def _show_example(self, group: Group) -> None:
+        """The first prompt and response exactly as the model sees them, before anything is learned from them."""
+        rollout, grade = group.rollouts[0], group.grades[0]
+        prompt, response = self.exchange.format.shown(rollout.prompt), self.exchange.format.shown(rollout.ids)
+        about = {"problem": group.problem.id, "finish": rollout.finish, **asdict(grade)}
+        about |= {"gold": group.problem.answer, "stop_ids": list(self.exchange.stop_ids)}
+        self.record.event("example", 1, prompt=prompt, response=response, **about)
+        if not self.exchange.tiny:
+            found = f"{grade.verdict}: read {grade.extracted!r}, gold {group.problem.answer!r}"
+            self.observer.note(
+                f"one example, special tokens written out ({found}):\n{prompt}\n--- response:\n{response}"
+            )
+
+    @contextmanager
+    def _explaining_memory(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(self.config, self.work) from error
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
@@ -129,7 +225,8 @@ class Trainer:
         """Train to the last iteration, or until interrupted or past the deadline (in `time.monotonic` seconds)."""
         total, status = self.config.iterations, "finished"
         started = time.monotonic() - self.state.seconds
-        with asks_to_stop(self._ask_to_stop):
+        with asks_to_stop(self._ask_to_stop), self._explaining_memory():
+            self._announce()
             if self.state.iteration == 0 and self.config.evaluate.every:
                 self._evaluate(0, both_ends=True)
             while self.state.iteration < total:
@@ -159,12 +256,14 @@ class Trainer:
         self.engine.version = number - 1
         groups = self.source.groups(number)
         clock.lap("rollout")
+        if number == 1:
+            self._show_example(groups[0])
         experiences = self._reflect(number, groups)
         if experiences:
             clock.lap("reflect")
         results = self._update(number, groups, experiences)
+        refresh_merged(self.engine.model, self.learner.model)
         clock.lap("update")
-        self._refresh_engine()
         self.state.iteration = number
         self.state.learner_steps = self.learner.steps
         self.state.generated_tokens += self.engine.generated - generated
@@ -173,12 +272,12 @@ class Trainer:
         metrics |= clock.metrics(groups, reflecting.get("mel/extra_tokens", 0.0))
         if self.config.mel.weight > 0:
             metrics |= {f"train/{name}": value for name, value in reflecting.items()}
-            self.record.experiences(number, experience_rows(experiences, self.tokenizer))
-        self.record.rollouts(number, rollout_rows(groups, self.tokenizer))
+            self.record.experiences(number, experience_rows(experiences, self.exchange))
+        self.record.rollouts(number, rollout_rows(groups, self.exchange))
         self.record.metrics(number, metrics)
         if sum(result.nonfinite for result in results):
             self._alarm(number, "nonfinite", "a loss or gradient was not finite and was dropped; lower learner.lr")
-        self.observer.iteration(number, metrics, one_sample(groups, self.tokenizer, number))
+        self.observer.iteration(number, metrics, one_sample(groups, self.exchange, number))
 
     def _reflect(self, number: int, groups: list[Group]) -> list[Experience]:
         return self.reflections.on(number, groups) if self.config.mel.weight > 0 else []
@@ -243,11 +342,6 @@ class Trainer:
             if order[part::parts]:
                 yield [e for unit in order[part::parts] for e in unit]
 
-    def _refresh_engine(self) -> None:
-        if self.engine_model is not self.learner.model:
-            with torch.no_grad():
-                torch._foreach_copy_(tuple(self.engine_model.parameters()), tuple(self.learner.model.parameters()))
-
     # --- evaluation, checkpoints, interruption -----------------------------------------------------------------
 
     def _evaluate(self, number: int, both_ends: bool = False) -> None:
@@ -257,15 +351,17 @@ class Trainer:
             temperature=config.temperature,
             max_tokens=self.sampling.max_tokens,
             stop_ids=self.sampling.stop_ids,
-            repetition_window=self.sampling.repetition_window,
+            # As `reasonlab eval` does: only tiny models are cut when they repeat themselves.
+            repetition_window=self.sampling.repetition_window if self.exchange.tiny else 0,
         )
         values: dict[str, Any] = {}
-        suites = {SUITE: "", FORCED_SUITE: FORCED_STYLE} if both_ends and config.forced_style else {SUITE: ""}
-        for suite, force in suites.items():
-            count = Counter(
-                self.observer.progress, f"evaluating {suite} at {number}", len(self.held_out) * config.samples
-            )
-            answers = evaluate(self.engine, self.tokenizer, self.held_out, sampling, config.samples, 0, force, count)
+        formats: dict[str, ModelFormat] = {self.held_out.suite: self.exchange.format}
+        if both_ends and config.forced_style and self.held_out.suite == SUITE and self.exchange.tiny:
+            formats[FORCED_SUITE] = TinyFormat(TinyTokenizer.load(), FORCED_STYLE)
+        for suite, text_format in formats.items():
+            total = self.held_out.questions * config.samples
+            count = Counter(self.observer.progress, f"evaluating {suite} at {number}", total)
+            answers = self.held_out.evaluate(self.engine, text_format, sampling, config.samples, count)
             self.record.evaluation(suite, number, [answer.row() for answer in answers])
             values |= evaluation_metrics(suite, answers)
             self.observer.evaluation(number, suite, summarise(answers))

@@ -12,8 +12,8 @@ import numpy as np
 from reasonlab.evaluate.evaluator import Answer, summarise
 from reasonlab.grading.grade import Grade
 from reasonlab.methods.group import Group
-from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.problem import Problem
+from reasonlab.train.exchange import Exchange
 from reasonlab.train.learner import StepResult
 
 Report = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
@@ -82,6 +82,7 @@ def iteration_metrics(groups: Sequence[Group], results: Sequence[StepResult]) ->
             "train/entropy": results[0].entropy,
             "train/lr": last.lr,
             "train/logprob_diff/max": results[0].mismatch,
+            "train/logprob_diff/mean": results[0].mean_mismatch,
         }
         metrics |= {f"train/{name}": value for name, value in last.metrics.items()}
     return metrics
@@ -110,7 +111,7 @@ def evaluation_metrics(suite: str, answers: Sequence[Answer]) -> dict[str, Any]:
     return values
 
 
-def rollout_rows(groups: Sequence[Group], tokenizer: TinyTokenizer) -> Iterator[dict[str, Any]]:
+def rollout_rows(groups: Sequence[Group], exchange: Exchange) -> Iterator[dict[str, Any]]:
     for group in groups:
         for sample, (rollout, verdict) in enumerate(zip(group.rollouts, group.grades, strict=True)):
             yield {
@@ -120,7 +121,7 @@ def rollout_rows(groups: Sequence[Group], tokenizer: TinyTokenizer) -> Iterator[
                 "question": group.problem.question,
                 "gold": group.problem.answer,
                 "sample": sample,
-                "text": tokenizer.decode(rollout.ids),
+                "text": exchange.text(rollout.ids),
                 "tokens": len(rollout.ids),
                 "finish": rollout.finish,
                 "verdict": verdict.verdict,
@@ -130,6 +131,6 @@ def rollout_rows(groups: Sequence[Group], tokenizer: TinyTokenizer) -> Iterator[
             }
 
 
-def one_sample(groups: Sequence[Group], tokenizer: TinyTokenizer, number: int) -> tuple[Problem, str, Grade]:
+def one_sample(groups: Sequence[Group], exchange: Exchange, number: int) -> tuple[Problem, str, Grade]:
     group = groups[number % len(groups)]
-    return group.problem, tokenizer.decode(group.rollouts[0].ids), group.grades[0]
+    return group.problem, exchange.text(group.rollouts[0].ids), group.grades[0]

@@ -20,19 +20,24 @@ from reasonlab.config import Config
 from reasonlab.errors import UserError
 from reasonlab.keys import key
 from reasonlab.methods.group import Group
-from reasonlab.problems.curation import load_problems
+from reasonlab.problems.curation import load_problems, read_pool
 from reasonlab.problems.problem import Problem
+from reasonlab.problems.registry import benchmarks
 from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
 
 PRIORITY_FLOOR = 0.05  # least weight of a problem in prioritised sampling: what is solved stays reachable
 
 
+Rated = tuple[Problem, float | None]  # a problem and its pass rate, where that was measured
+
+
 class Prompts:
     """The pool of training problems and what is known of each."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, pool: Sequence[Rated] | None = None) -> None:
+        """`pool` is the recipe's, unless a part of it was left out."""
         self.config, self.seed = config.problems, config.seed
-        pool = training_pool(config)
+        pool = training_pool(config) if pool is None else pool
         self.pool = [problem for problem, _ in pool]
         self.pass_rate = {problem.id: rate for problem, rate in pool if rate is not None}
         self.success: dict[str, float] = {}
@@ -85,9 +90,12 @@ class Prompts:
         self.success = dict(state["success"])
 
 
-def training_pool(config: Config) -> list[tuple[Problem, float | None]]:
+def training_pool(config: Config) -> list[Rated]:
     """The problems that a recipe trains on, with their pass rates where they were measured."""
-    if config.problems.path:
-        return load_problems(Path(config.problems.path).expanduser())
+    name = config.problems.path
+    if name in benchmarks():  # a few rows of published sets have no gold, and nothing to reward
+        return [(one.problem, None) for one in read_pool(name, config.data or None) if one.problem.answer]
+    if name:
+        return load_problems(Path(name).expanduser())
     families = config.problems.families or FAMILY_NAMES
     return [(p, None) for p in problem_set("train", config.problems.pool, 0, families, config.problems.levels)]

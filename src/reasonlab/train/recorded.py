@@ -1,8 +1,11 @@
 """Responses kept in a file to learn from: demonstrations for SFT, preference pairs for DPO.
 
-JSON lines, one example each: the problem (`id`, `question`, `answer`, `family`, `level`), token ids of `prompt` and
-`response`, and in a pair those of `rejected` with `rejected_correct`. Token ids, not text: what a model sampled must
-come back as the same tokens.
+JSON lines, one example each. What a model sampled must come back as the same tokens, so `reasonlab data sample` writes
+token ids: the problem (`id`, `question`, `answer`, `family`, `level`), the ids of `prompt` and `response`, in a pair
+those of `rejected` with `rejected_correct`, and for language models which `tokenizer` they belong to.
+
+What a user writes is text: `question` and `response`, in a pair `rejected`; `id`, `answer`, `family` and `level` if
+there are any. The question is put as training and evaluation put it, and the response gets its end token.
 """
 
 from __future__ import annotations
@@ -21,20 +24,22 @@ from reasonlab.errors import UserError
 from reasonlab.grading.grade import Grade
 from reasonlab.keys import key
 from reasonlab.methods.group import Group
-from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.problem import Problem
+from reasonlab.problems.sources import question_column
 from reasonlab.rollout.types import Rollout
 from reasonlab.runs.files import write_aside
+from reasonlab.train.exchange import Exchange, tiny_exchange
 
 _PROBLEM = ("id", "question", "answer", "family", "level")
 
 
-def write_demonstrations(path: Path, demonstrations: Iterable[tuple[Problem, Rollout]]) -> int:
-    """Write the responses to imitate; returns how many there are."""
-    return _write(path, ({**asdict(p), "prompt": r.prompt, "response": r.ids} for p, r in demonstrations))
+def write_demonstrations(path: Path, demonstrations: Iterable[tuple[Problem, Rollout]], tokenizer: str = "") -> int:
+    """Write the responses to imitate; returns how many there are. `tokenizer` is the fingerprint of one not tiny."""
+    rows = ({**asdict(p), "prompt": r.prompt, "response": r.ids} for p, r in demonstrations)
+    return _write(path, rows, tokenizer)
 
 
-def write_pairs(path: Path, groups: Iterable[Group]) -> int:
+def write_pairs(path: Path, groups: Iterable[Group], tokenizer: str = "") -> int:
     """Write preference pairs, groups of a chosen and a rejected rollout; returns how many there are."""
     rows = (
         {
@@ -46,25 +51,30 @@ def write_pairs(path: Path, groups: Iterable[Group]) -> int:
         }
         for group in groups
     )
-    return _write(path, rows)
+    return _write(path, rows, tokenizer)
 
 
-def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    lines = [orjson.dumps(row) + b"\n" for row in rows]
+def _write(path: Path, rows: Iterable[dict[str, Any]], tokenizer: str) -> int:
+    mark = {"tokenizer": tokenizer} if tokenizer else {}
+    lines = [orjson.dumps(row | mark) + b"\n" for row in rows]
     write_aside(path, b"".join(lines))
     return len(lines)
 
 
 class RecordedResponses:
-    """The rows of a file in whole passes, each in a keyed order, so that every row is seen equally often. No state."""
+    """Fixed examples in whole passes, each in a keyed order, so that every one is seen equally often. No state."""
 
-    def __init__(self, config: Config, path: Path, pairs: bool) -> None:
+    def __init__(self, config: Config, rows: list[Group]) -> None:
         self.seed, self.size = config.seed, config.rollout.prompts
-        self.rows = read_responses(path, pairs)
+        self.rows = rows
         self._order: tuple[int, list[int]] = (-1, [])
 
     def groups(self, number: int) -> list[Group]:
         return [self._at(place) for place in range((number - 1) * self.size, number * self.size)]
+
+    def longest(self) -> tuple[int, int]:
+        rollouts = [rollout for group in self.rows for rollout in group.rollouts]
+        return max(len(r.prompt) for r in rollouts), max(len(r.prompt) + len(r.ids) for r in rollouts)
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -81,39 +91,68 @@ class RecordedResponses:
         return self.rows[self._order[1][index]]
 
 
-def read_responses(path: Path, pairs: bool) -> list[Group]:
-    """One group for each row: the response, and in a pair the rejected one behind it."""
+def read_responses(path: Path, pairs: bool, exchange: Exchange | None = None) -> list[Group]:
+    """One group for each row: the response, and in a pair the rejected one behind it. For tiny models by default."""
+    exchange = exchange or tiny_exchange()
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         remedy = "Make it with `reasonlab data sample`"
         raise UserError(f"the examples in {path} cannot be read ({error.strerror})", remedy) from None
-    groups, vocabulary = [], TinyTokenizer.load().vocab_size
+    groups = []
     for number, line in enumerate(lines, 1):
         try:
-            groups.append(_group(orjson.loads(line), pairs, vocabulary))
+            row = orjson.loads(line)
+            groups.append(_group(row, pairs, exchange, f"{path.name.split('.')[0]}-{number}"))
         except (ValueError, KeyError, TypeError) as error:
             what = "a preference pair" if pairs else "a demonstration"
-            remedy = f"Make the file with `reasonlab data sample --keep {'pairs' if pairs else 'shortest'}`"
+            kind = "pairs" if pairs else "shortest"
+            remedy = (
+                f"It needs question and {'response and rejected' if pairs else 'response'}, or make the file with "
+                f"`reasonlab data sample --keep {kind}`"
+            )
             raise UserError(f"{path}, line {number} is not {what} ({error!r})", remedy) from None
     if not groups:
         raise UserError(f"{path} holds no examples", "Sample more problems, or more answers to each")
     return groups
 
 
-def _group(row: dict[str, Any], pair: bool, vocabulary: int) -> Group:
-    problem = Problem(**{name: row[name] for name in _PROBLEM})
+def _group(row: dict[str, Any], pair: bool, exchange: Exchange, name: str) -> Group:
+    written = isinstance(row["response"], str)
+    problem = _problem(row, name) if written else Problem(**{key: row[key] for key in _PROBLEM})
     responses = [row["response"], row["rejected"]] if pair else [row["response"]]
     if not all(responses):
         raise ValueError("an empty response")
-    for ids in (row["prompt"], *responses):
-        if not all(isinstance(token, int) and 0 <= token < vocabulary for token in ids):
-            raise ValueError(f"token ids are whole numbers below {vocabulary}")
+    rollouts = [demonstration(problem, one, exchange) if written else _sampled(row, one, exchange) for one in responses]
     grades = [Grade("correct", problem.answer, "recorded")]
     if pair:
-        grades.append(Grade("correct" if row["rejected_correct"] else "wrong", None, "recorded"))
-    rollouts = [given(row["prompt"], response) for response in responses]
+        right = row.get("rejected_correct", False) if written else row["rejected_correct"]
+        grades.append(Grade("correct" if right else "wrong", None, "recorded"))
     return Group(problem, rollouts, grades, np.array([1.0, 0.0][: len(rollouts)]))
+
+
+def _problem(row: dict[str, Any], name: str) -> Problem:
+    question = question_column(row)
+    if not question:
+        raise KeyError("question")
+    family, level = str(row.get("family") or name.rpartition("-")[0]), row.get("level")
+    identity, answer = str(row.get("id", name)), str(row.get("answer") or "")
+    return Problem(identity, question, answer, family, level if isinstance(level, int) else 0)
+
+
+def _sampled(row: dict[str, Any], ids: Any, exchange: Exchange) -> Rollout:
+    if row.get("tokenizer", "") != exchange.fingerprint:
+        raise ValueError("its tokens are those of another tokenizer")
+    vocabulary = exchange.format.tokenizer.vocab_size
+    for tokens in (row["prompt"], ids):
+        if not all(isinstance(token, int) and 0 <= token < vocabulary for token in tokens):
+            raise ValueError(f"token ids are whole numbers below {vocabulary}")
+    return given(row["prompt"], ids)
+
+
+def demonstration(problem: Problem, text: str, exchange: Exchange) -> Rollout:
+    """A written response to a problem, as the model would be asked and would answer."""
+    return given(exchange.prompt(problem).ids, exchange.response_ids(text))
 
 
 def given(prompt: Sequence[int], ids: Sequence[int]) -> Rollout:

@@ -6,18 +6,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from reasonlab.evaluate.graders import grade_response
 from reasonlab.hardware import prepare
 from reasonlab.keys import key
 from reasonlab.methods.group import Group
 from reasonlab.model.checkpoint import load_model
+from reasonlab.model.ladder import resolve_model
+from reasonlab.model.text_format import open_format
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
-from reasonlab.problems.corpus import prompt_text
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Request, Rollout, Sampling
+from reasonlab.train.exchange import Exchange
 from reasonlab.train.measures import Counter, Report
+
+
+def open_sampler(
+    name: str, device: str, threads: int, rows: int, extraction: str = "explicit"
+) -> tuple[Engine, Exchange]:
+    """An engine with any model, and how to talk with it. On CUDA a language model is sampled in bf16."""
+    directory, place = resolve_model(name), prepare(device)
+    model = load_model(directory)
+    exchange = Exchange(open_format(directory, model.config.vocab_size), extraction)
+    low = place.type == "cuda" and not exchange.tiny
+    model = model.to(place, torch.bfloat16 if low else torch.float32)
+    return Engine(model, rows, threads, exchange.format.response), exchange
 
 
 def open_engine(model: Path, device: str, threads: int, rows: int) -> tuple[Engine, TinyTokenizer]:
@@ -28,7 +42,7 @@ def open_engine(model: Path, device: str, threads: int, rows: int) -> tuple[Engi
 
 def sample_groups(
     engine: Engine,
-    tokenizer: TinyTokenizer,
+    exchange: Exchange,
     problems: Sequence[Problem],
     samples: int,
     sampling: Sampling,
@@ -37,20 +51,22 @@ def sample_groups(
     force: str = "",
 ) -> list[Group]:
     """`samples` graded rollouts of every problem. `force` begins every response and is part of it."""
-    forced = tokenizer.encode(force) if force else []
+    forced = exchange.format.tokenizer.encode(force) if force else []
     requests = [
         Request(
-            [*tokenizer.encode(prompt_text(problem.question)), *forced],
+            [*exchange.prompt(problem).ids, *forced],
             [key(seed, "sample", problem.id, i) for i in range(samples)],
         )
         for problem in problems
     ]
     count = Counter(report, f"sampling {samples} answers to each of {len(problems)} problems", len(problems) * samples)
+    sampled = [
+        (problem, [_with_beginning(rollout, len(forced)) for rollout in rollouts])
+        for problem, rollouts in zip(problems, engine.generate(requests, sampling, count), strict=True)
+    ]
     groups = []
-    for problem, rollouts in zip(problems, engine.generate(requests, sampling, count), strict=True):
-        whole = [_with_beginning(rollout, len(forced)) for rollout in rollouts]
-        grades = [grade_response(problem, tokenizer.decode(rollout.ids)) for rollout in whole]
-        group = Group(problem, whole, grades)
+    for (problem, rollouts), grades in zip(sampled, exchange.grades(sampled), strict=True):
+        group = Group(problem, rollouts, grades)
         group.rewards = group.correct.astype(np.float64)
         groups.append(group)
     return groups

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from reasonlab.config import Config, DpoConfig, SftConfig
 from reasonlab.errors import UserError
-from reasonlab.evaluate.graders import grade_response
-from reasonlab.grading.grade import grade
 from reasonlab.judges.types import Candidate, Judge
 from reasonlab.keys import key
 from reasonlab.methods.group import Array, Group, judge_reward, length_reward, overlong_penalty, with_judge
-from reasonlab.model.tiny_tokenizer import TinyTokenizer
-from reasonlab.problems.corpus import prompt_text
 from reasonlab.problems.curation import of_tiny_world
 from reasonlab.problems.families.steps import render
 from reasonlab.problems.problem import Problem
@@ -25,42 +22,130 @@ from reasonlab.problems.tiny_world import solution_of
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.partial import PartialRollouts
 from reasonlab.rollout.types import Request, Sampling
+from reasonlab.train.exchange import Exchange
+from reasonlab.train.held_out import HeldOut
 from reasonlab.train.measures import Counter, Report
-from reasonlab.train.prompts import Prompts
-from reasonlab.train.recorded import RecordedResponses, given
+from reasonlab.train.prompts import Prompts, Rated, training_pool
+from reasonlab.train.recorded import RecordedResponses, demonstration, read_responses
+from reasonlab.train.solutions import solutions_of_pool
 
 MISTAKES_SHOWN = 0.06  # in checked demonstrations for SFT, as in the base model's corpus
+
+
+Note = Callable[[str], None]
+T = TypeVar("T")
 
 
 class Source(Protocol):
     """`state` is what a checkpoint must hold so that a resumed run goes on with the same groups."""
 
     def groups(self, number: int) -> list[Group]: ...
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest prompt, and of the longest example where the examples are known."""
+        ...
+
     def state(self) -> dict[str, Any]: ...
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
 def build_source(
-    config: Config, engine: Engine, tokenizer: TinyTokenizer, sampling: Sampling, report: Report
+    config: Config,
+    engine: Engine,
+    exchange: Exchange,
+    sampling: Sampling,
+    report: Report,
+    held_out: HeldOut | None = None,
+    note: Note = lambda text: None,
 ) -> Source:
+    """`held_out` are problems that must not be trained on; `note` is told what was left out, and why."""
+    unseen = Unseen(held_out, note)
     match config.method:
+        case SftConfig(data="") if exchange.tiny:
+            return WorkedSolutions(config, exchange)
         case SftConfig(data=""):
-            return WorkedSolutions(config, tokenizer)
+            rows = solutions_of_pool(_with_pool(config), exchange, note)
         case SftConfig(data=data) | DpoConfig(data=data):
-            return RecordedResponses(config, Path(data).expanduser(), pairs=isinstance(config.method, DpoConfig))
+            rows = read_responses(Path(data).expanduser(), isinstance(config.method, DpoConfig), exchange)
         case _:
-            return Rollouts(config, engine, tokenizer, sampling, report)
+            pool = unseen.only(training_pool(config), lambda one: one[0].question)
+            short = _short(pool, config.problems.longest_prompt, exchange, note)
+            return Rollouts(config, engine, exchange, sampling, report, short)
+    rows = unseen.only(rows, lambda group: group.problem.question)
+    return RecordedResponses(config, _readable(rows, engine.model.config.max_positions, note))
+
+
+def _with_pool(config: Config) -> Config:
+    if not config.problems.path:
+        raise UserError(
+            "SFT of a language model needs responses to imitate",
+            "Name them with method.data, or a pool with solutions with problems.path, for instance gsm8k_train",
+        )
+    return config
+
+
+def _short(pool: list[Rated], most: int, exchange: Exchange, note: Note) -> list[Rated]:
+    """The problems whose prompt has at most so many tokens; all of them where there is no limit."""
+    if not most:
+        return pool
+    lengths = exchange.prompt_lengths([problem for problem, _ in pool])
+    kept = [one for one, length in zip(pool, lengths, strict=True) if length <= most]
+    if not kept:
+        raise UserError(f"every prompt has more than {most:,} tokens", "Raise problems.longest_prompt")
+    if len(kept) < len(pool):
+        note(f"{len(pool) - len(kept):,} of {len(pool):,} prompts have more than {most:,} tokens and are left out")
+    return kept
+
+
+def _readable(rows: list[Group], room: int, note: Note) -> list[Group]:
+    """The examples that the model can read whole."""
+    kept = [group for group in rows if all(len(r.prompt) + len(r.ids) <= room for r in group.rollouts)]
+    if len(kept) < len(rows):
+        note(f"{len(rows) - len(kept)} examples are longer than the {room:,} tokens the model reads and are left out")
+    if not kept:
+        raise UserError(f"every example is longer than the {room:,} tokens the model reads", "Give shorter ones")
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Keeps what is trained on apart from what is evaluated."""
+
+    held_out: HeldOut | None
+    note: Note
+
+    def only(self, items: list[T], question: Callable[[T], str]) -> list[T]:
+        """The items whose question is none of the held-out problems, exactly or nearly."""
+        shared = self.held_out.shared_with([question(item) for item in items]) if self.held_out else {}
+        if not shared:
+            return items
+        names = ", ".join(sorted({name for found in shared.values() for name in found}))
+        if len(shared) == len(items):
+            raise UserError(
+                f"every training problem is one of {names}, which the run is evaluated on",
+                "Train on another pool, or evaluate on another benchmark",
+            )
+        self.note(
+            f"{len(shared):,} of {len(items):,} training problems are also in {names}, which the run is evaluated on; "
+            f"they are not trained on"
+        )
+        return [item for place, item in enumerate(items) if place not in shared]
 
 
 class Rollouts:
     """Groups sampled from the present policy, graded and rewarded."""
 
     def __init__(
-        self, config: Config, engine: Engine, tokenizer: TinyTokenizer, sampling: Sampling, report: Report
+        self,
+        config: Config,
+        engine: Engine,
+        exchange: Exchange,
+        sampling: Sampling,
+        report: Report,
+        pool: Sequence[Rated] | None = None,
     ) -> None:
-        self.config, self.engine, self.tokenizer = config, engine, tokenizer
+        self.config, self.engine, self.exchange = config, engine, exchange
         self.sampling, self.report = sampling, report
-        self.prompts = Prompts(config)
+        self.prompts = Prompts(config, pool)
         self.partial = PartialRollouts()
         self.judge = _judge(config) if config.reward.judge_weight > 0 else None
 
@@ -70,6 +155,9 @@ class Rollouts:
         while not groups:  # every group still waits for a member: go on with the same weights
             groups = self._sample(number, [])
         return groups
+
+    def longest(self) -> tuple[int, int]:
+        return max(self.exchange.prompt_lengths(self.prompts.pool)), 0
 
     def state(self) -> dict[str, Any]:
         return {"prompts": self.prompts.state(), "partial": self.partial.state()}
@@ -102,7 +190,7 @@ class Rollouts:
             (
                 problem,
                 Request(
-                    prompt=self.tokenizer.encode(prompt_text(problem.question)),
+                    prompt=self.exchange.prompt(problem).ids,
                     keys=[key(self.config.seed, "rollout", number, problem.id, i) for i in range(samples)],
                 ),
             )
@@ -110,10 +198,9 @@ class Rollouts:
         ]
         total = len(problems) * samples + self.partial.pending_rollouts
         count = Counter(self.report, f"iteration {number}: rollouts", total)
-        groups = []
-        for problem, rollouts in self.partial.generate(self.engine, new, self.sampling, count):
-            grades = [grade_response(problem, self.tokenizer.decode(r.ids)) for r in rollouts]
-            groups.append(Group(problem, rollouts, grades))
+        done = self.partial.generate(self.engine, new, self.sampling, count)
+        graded = zip(done, self.exchange.grades(done), strict=True)
+        groups = [Group(problem, rollouts, grades) for (problem, rollouts), grades in graded]
         if self.judge is not None:
             self._ask(self.judge, groups)
         for group in groups:
@@ -126,7 +213,7 @@ class Rollouts:
         scores = iter(
             judge.score(
                 [
-                    Candidate(group.problem.id, group.problem.question, self.tokenizer.decode(rollout.ids))
+                    Candidate(group.problem.id, group.problem.question, self.exchange.text(rollout.ids))
                     for group in groups
                     for rollout in group.rollouts
                 ]
@@ -156,10 +243,10 @@ def _judge(config: Config) -> Judge:
 
 
 class WorkedSolutions:
-    """For SFT: the worked solutions of the iteration's problems, in the styles the recipe asks for. No state."""
+    """For SFT of tiny models: worked solutions of the iteration's problems, in the recipe's styles. No state."""
 
-    def __init__(self, config: Config, tokenizer: TinyTokenizer) -> None:
-        self.config, self.tokenizer = config, tokenizer
+    def __init__(self, config: Config, exchange: Exchange) -> None:
+        self.config, self.exchange = config, exchange
         self.prompts = Prompts(config)
         if other := [problem for problem in self.prompts.pool if not of_tiny_world(problem)]:
             raise UserError(
@@ -174,11 +261,13 @@ class WorkedSolutions:
         for problem in self.prompts.draw(number, self.config.rollout.prompts):
             rng = Random(key(self.config.seed, "style", number, problem.id))
             style = rng.choices(list(method.styles), list(method.styles.values()))[0]
-            text = render(solution_of(problem), style, rng, MISTAKES_SHOWN) + "<eos>"
-            prompt = self.tokenizer.encode(prompt_text(problem.question))
-            rollout = given(prompt, self.tokenizer.encode(text))
-            groups.append(Group(problem, [rollout], [grade(problem, text)], np.ones(1)))
+            text = render(solution_of(problem), style, rng, MISTAKES_SHOWN)
+            rollout = demonstration(problem, text, self.exchange)
+            groups.append(Group(problem, [rollout], [self.exchange.grade(problem, text)], np.ones(1)))
         return groups
+
+    def longest(self) -> tuple[int, int]:
+        return max(self.exchange.prompt_lengths(self.prompts.pool)), 0
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -1,0 +1,588 @@
+"""Language models in the one loop: chat templates, end tokens, solutions, held-out benchmarks, memory, resuming.
+
+The models are random and tiny; their tokenizers, templates and files are those of real checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_models import random_sequences, small_model
+from test_eval import checkpoint, gguf_tensors, rows_of, write_gguf
+from test_loop import Silent
+
+from reasonlab.cli import main
+from reasonlab.config import Config, LearnerConfig, load_recipe, validate
+from reasonlab.errors import UserError
+from reasonlab.figures.dynamics import read_dynamics
+from reasonlab.methods.sft import demonstration as sft_example
+from reasonlab.methods.sft import sft_loss
+from reasonlab.model.checkpoint import load_model
+from reasonlab.model.lora import load_adapter, merged_parameters
+from reasonlab.model.text_format import open_format
+from reasonlab.model.tokenizer import ChatTokenizer
+from reasonlab.problems.problem import Problem
+from reasonlab.runs import RunReader
+from reasonlab.train.batch import Totals
+from reasonlab.train.exchange import Exchange
+from reasonlab.train.learner import Learner, Objective
+from reasonlab.train.loop import resume, start
+from reasonlab.train.memory import Workload, advice, check_room, planned_memory, trained_parameters
+from reasonlab.train.recorded import RecordedResponses, demonstration, read_responses
+from reasonlab.train.solutions import worked_solution
+
+FINAL = "checkpoints/final/model.safetensors"
+LONG = "A farmer has {n} fields with twelve rows of apple trees in each of them. How many rows of trees does he have?"
+
+
+def rows_file(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def pool(path: Path, count: int = 6, **more: Any) -> str:
+    rows = [{"id": f"p{n}", "question": f"What is {n} plus {n}?", "answer": str(2 * n), **more} for n in range(count)]
+    return rows_file(path, rows)
+
+
+def held_out(path: Path) -> str:
+    return rows_file(
+        path, [{"id": f"h{n}", "question": f"How much is {n} times 3?", "answer": f"{3 * n}"} for n in (1, 2)]
+    )
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> dict[str, Any]:
+    """A random chat model on a pool of sums."""
+    checkpoint(tmp_path / "model")
+    return {
+        "iterations": 3,
+        "threads": 1,
+        "model": {"path": str(tmp_path / "model")},
+        "problems": {"path": pool(tmp_path / "pool.jsonl")},
+        "rollout": {"prompts": 3, "samples": 4, "max_tokens": 24, "repetition_window": 0},
+        "method": {"type": "grpo"},
+        "learner": {"lr": 1e-3},
+        "evaluate": {"every": 2, "suite": held_out(tmp_path / "held.jsonl"), "temperature": 0.0},
+        "checkpoint": {"every": 1, "keep": 3},
+    }
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The random model after it has seen the sums a few times: some of its answers are right."""
+    where = tmp_path_factory.mktemp("taught")
+    checkpoint(where / "model")
+    rows = [{"question": f"What is {n} plus {n}?", "response": f"\\boxed{{{2 * n}}}"} for n in range(6)]
+    raw = {
+        "iterations": 30,  # about half of what it then says is right
+        "threads": 1,
+        "model": {"path": str(where / "model")},
+        "method": {"type": "sft", "data": rows_file(where / "sums.jsonl", rows)},
+        "rollout": {"prompts": 6},
+        "learner": {"lr": 1e-2},
+        "evaluate": {"every": 0},
+        "checkpoint": {"every": 500},
+    }
+    trained(raw, where / "run")
+    return where / "run/checkpoints/final"
+
+
+def as_toml(raw: dict[str, Any], path: Path) -> str:
+    from reasonlab.config import to_toml
+
+    path.write_text(to_toml(validate(raw, "test")))
+    return str(path)
+
+
+def trained(raw: dict[str, Any], out: Path) -> tuple[RunReader, Silent]:
+    observer = Silent()
+    assert start(validate(raw, "test"), out, ["test"], observer).run().status == "finished"
+    return RunReader(out), observer
+
+
+def event(reader: RunReader, kind: str) -> dict[str, Any]:
+    return next(one for one in reader.events() if one["kind"] == kind)
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def test_grpo_from_the_command_line_and_resumed_to_the_same_bytes(
+    tmp_path: Path, recipe: dict[str, Any], taught: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe["model"] = {"path": str(taught)}
+    file = as_toml(recipe, tmp_path / "recipe.toml")
+    assert main(["train", file, "--out", str(tmp_path / "whole")]) == 0
+    said = capsys.readouterr().out
+    assert "memory plan" in said
+    assert "<s><|user|>What is" in said, "the rendered prompt is on the screen, special tokens and all"
+    metrics = RunReader(tmp_path / "whole").metrics()
+    assert all(0 < line["train/accuracy"] < 1 for line in metrics[1:]), "right and wrong answers, graded by mathematics"
+    before = load_model(taught).state_dict()["embedding.weight"]
+    assert not torch.equal(load_model(tmp_path / "whole/checkpoints/final").state_dict()["embedding.weight"], before)
+
+    trainer = start(validate(recipe, "test"), tmp_path / "cut", ["test"], Silent())
+    trainer._evaluate(0)
+    for number in (1, 2):
+        trainer._iteration(number)
+        trainer._checkpoint()
+    del trainer  # as if killed
+    assert main(["train", "--resume", str(tmp_path / "cut")]) == 0
+    assert (tmp_path / "cut" / FINAL).read_bytes() == (tmp_path / "whole" / FINAL).read_bytes()
+    for step in (1, 2, 3):
+        name = f"rollouts/{step:06d}.jsonl.gz"
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": {"type": "mirror_descent"}},
+        {"method": {"type": "rest", "keep": "best"}},
+        {"method": {"type": "grpo", "variant": "dapo", "kl": 0.05}},
+        {"method": {"type": "grpo"}, "rollout": {"prompts": 3, "samples": 4, "max_tokens": 24, "segment_tokens": 8}},
+        {"method": {"type": "grpo"}, "mel": {"weight": 1.0, "max_tokens": 8, "replay_filter": False}},
+    ],
+    ids=["mirror descent", "rest", "dapo with a reference", "partial rollouts", "reflections"],
+)
+def test_every_method_trains_a_language_model(
+    tmp_path: Path, recipe: dict[str, Any], taught: Path, changes: dict[str, Any]
+) -> None:
+    raw = {**recipe, "model": {"path": str(taught)}, "evaluate": {"every": 0}, **changes}
+    if "mel" in changes:  # the instruction alone has more bytes than the model reads
+        with pytest.raises(UserError, match="a reflection and what it is about may have"):
+            start(validate(raw, "test"), tmp_path / "short", ["test"], Silent()).run()
+        shutil.copytree(taught, tmp_path / "long")
+        shape = json.loads((taught / "config.json").read_text())
+        (tmp_path / "long/config.json").write_text(json.dumps({**shape, "max_position_embeddings": 4096}))
+        raw["model"] = {"path": str(tmp_path / "long")}
+    reader, _ = trained(raw, tmp_path / "run")
+    losses = [line["train/loss"] for line in reader.metrics() if "train/loss" in line]
+    assert losses
+    assert np.isfinite(losses).all()
+    assert sum(line["train/accuracy"] for line in reader.metrics()) > 0
+
+
+def test_adapters_are_trained_alone_and_resumed_to_the_same_bytes(
+    tmp_path: Path, recipe: dict[str, Any], taught: Path
+) -> None:
+    recipe |= {"model": {"path": str(taught), "lora_rank": 2, "lora_alpha": 8}, "learner": {"lr": 1e-2}}
+    reader, _ = trained(recipe, tmp_path / "whole")
+    updated = [line["train/logprob_diff/max"] for line in reader.metrics() if "train/logprob_diff/max" in line]
+    assert len(updated) > 1
+    assert max(updated) < 1e-3, "the engine samples with the adapters that the learner trains"
+    before, after = load_model(taught).state_dict(), load_model(tmp_path / "whole/checkpoints/final").state_dict()
+    changed = {name.split(".")[-2] for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"qkv", "output", "gate_up", "down"}
+    adapted = load_model(taught)
+    load_adapter(adapted, tmp_path / "whole/checkpoints/final/adapter")
+    for name, weight in merged_parameters(adapted):
+        assert torch.equal(weight, after[name]), name
+    trainer = start(validate(recipe, "test"), tmp_path / "cut", ["test"], Silent())
+    assert sum(p.numel() for p in trainer.learner.parameters) == trained_parameters(trainer.config, adapted.config)
+    trainer._iteration(1)
+    trainer._checkpoint()
+    del trainer
+    resume(tmp_path / "cut", Silent()).run()
+    assert (tmp_path / "cut" / FINAL).read_bytes() == (tmp_path / "whole" / FINAL).read_bytes()
+
+
+def test_the_training_curve_is_what_eval_says_of_the_checkpoint(
+    tmp_path: Path, recipe: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, _ = trained(recipe, tmp_path / "run")
+    out, suite = tmp_path / "evaluation", recipe["evaluate"]["suite"]
+    words = ["--benchmark", suite, "--temperature", "0", "--max-tokens", "24", "--out", str(out), "--top-p", "1"]
+    assert main(["eval", str(tmp_path / "run/checkpoints/final"), *words]) == 0
+    recorded = [(row["problem"], row["text"], row["verdict"]) for row in reader.evaluation("held", 3)]
+    assert recorded == [(row["problem"], row["text"], row["verdict"]) for row in rows_of(out)]
+    dynamics = read_dynamics(tmp_path / "run")
+    assert sorted({point.iteration for point in dynamics.points}) == [0, 2, 3]
+    assert main(["figures", str(tmp_path / "run")]) == 0
+
+
+def test_sft_then_rl_ask_and_answer_in_the_same_form(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    """A response learnt by heart is found again by rollouts, ended by its end token and graded as right."""
+    one = [{"id": "p1", "question": "What is 1 plus 1?", "answer": "2", "response": "So it is \\boxed{2}."}]
+    file = rows_file(tmp_path / "one.jsonl", one)
+    sft = {
+        **recipe,
+        "iterations": 60,
+        "method": {"type": "sft", "data": file},
+        "rollout": {"prompts": 4, "max_tokens": 24},
+        "learner": {"lr": 1e-2},
+        "evaluate": {"every": 0},
+        "checkpoint": {"every": 100},
+    }
+    reader, _ = trained(sft, tmp_path / "sft")
+    loss = [line["train/loss"] for line in reader.metrics()]
+    assert loss[-1] < 0.05 < 1 < loss[0]
+    rl = {**recipe, "iterations": 1, "model": {"path": str(tmp_path / "sft/checkpoints/final")}}
+    rl |= {"problems": {"path": file}, "rollout": {**recipe["rollout"], "prompts": 1, "max_tokens": 40}}
+    reader, _ = trained(rl, tmp_path / "rl")
+    row = next(row for row in reader.rollouts(1) if row["verdict"] == "correct")
+    assert (row["text"], row["finish"], row["extracted"]) == ("So it is \\boxed{2}.", "stop", "2")
+    assert reader.metrics()[1]["train/accuracy"] > 0.5
+
+
+def test_preference_pairs_are_read_as_text(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    pairs = [
+        {"question": f"What is {n}?", "response": f"\\boxed{{{n}}}", "rejected": "no idea, none"} for n in range(4)
+    ]
+    dpo = {**recipe, "method": {"type": "dpo", "data": rows_file(tmp_path / "pairs.jsonl", pairs)}}
+    reader, _ = trained({**dpo, "iterations": 4, "learner": {"lr": 1e-3}}, tmp_path / "dpo")
+    margins = [line["train/margin"] for line in reader.metrics() if "train/margin" in line]
+    assert margins[-1] > margins[0]
+
+
+# --- what the model sees ---------------------------------------------------------------------------------------------
+
+
+def test_the_template_is_rendered_once_and_every_end_token_ends(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    from transformers import AutoTokenizer
+
+    # As many published checkpoints: config.json names one end token, generation_config.json all of them.
+    for name, ends in (("config.json", 1), ("generation_config.json", [1, 2])):
+        file = tmp_path / "model" / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": ends}))
+    more = {**recipe["rollout"], "samples": 32}
+    reader, observer = trained({**recipe, "rollout": more, "iterations": 1}, tmp_path / "run")
+    shown = event(reader, "example")
+    assert shown["stop_ids"] == [1, 2]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    question = next(row["question"] for row in reader.rollouts(1) if row["problem"] == shown["problem"])
+    asked = f"{question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+    messages = [{"role": "user", "content": asked}]
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert shown["prompt"] == rendered
+    assert rendered.count("<s>") == 1
+    assert any(rendered in note for note in observer.notes)
+    stopped = [row for row in reader.rollouts(1) if row["finish"] == "stop"]
+    assert stopped
+    assert not any(end in row["text"] for row in reader.rollouts(1) for end in ("</s>", "<|end|>"))
+    final = ChatTokenizer.load(tmp_path / "run/checkpoints/final")
+    assert final.stop_ids == (1, 2), "what was trained ends its answers as its base did"
+
+
+def test_both_end_tokens_are_met(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    trainer = start(validate(recipe, "test"), tmp_path / "run", ["test"], Silent())
+    ends = set()
+    for number in range(1, 12):
+        for group in trainer.source.groups(number):
+            ends |= {rollout.ids[-1] for rollout in group.rollouts if rollout.finish == "stop"}
+            assert all(not {1, 2} & set(rollout.ids[:-1]) for rollout in group.rollouts)
+    assert ends == {1, 2}
+
+
+def test_a_thought_that_the_template_opens_belongs_to_the_response(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    checkpoint(tmp_path / "thinker", thinking=True)
+    raw = {**recipe, "model": {"path": str(tmp_path / "thinker")}, "iterations": 1}
+    reader, _ = trained(raw, tmp_path / "run")
+    assert all(row["text"].startswith("<think>\n") for row in reader.rollouts(1))
+    form = open_format(tmp_path / "thinker", load_model(tmp_path / "thinker").config.vocab_size)
+    exchange = Exchange(form)
+    problem = Problem("p", "What is 1 plus 1?", "2", "f")
+    text = "<think>\nOne and one.</think>\\boxed{2}"
+    rollout = demonstration(problem, text, exchange)
+    assert form.shown(rollout.prompt + rollout.ids).count("<think>") == 1
+    assert exchange.text(rollout.ids) == text
+    assert exchange.grade(problem, exchange.text(rollout.ids)).verdict == "correct"
+    assert exchange.grade(problem, "<think>\nIt is \\boxed{2}").verdict == "wrong", "a thought is no answer"
+
+
+def test_template_arguments_reach_the_template(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    raw = {**recipe, "iterations": 1, "evaluate": {"every": 0}}
+    raw["model"] = {**recipe["model"], "template_arguments": {"thinking": True}}
+    reader, _ = trained(raw, tmp_path / "run")
+    assert event(reader, "example")["prompt"].endswith("<|assistant|><think>\n")
+
+
+def test_a_gguf_file_is_a_model_to_train(
+    tmp_path: Path, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf", reason="the gguf package is not installed")
+    monkeypatch.setenv("REASONLAB_CACHE", str(tmp_path / "cache"))
+    shape = {"vocab_size": 264, "hidden_size": 32, "intermediate_size": 64, "max_positions": 256}
+    model = small_model(tied=False, bos_id=0, eos_ids=(1,), pad_id=None, **shape)
+    (tmp_path / "original").mkdir()
+    from reasonlab.model.checkpoint import save_model
+
+    save_model(model, tmp_path / "original")
+    write_gguf(tmp_path / "small.gguf", model, gguf_tensors(model, tmp_path / "original"), quantised=False)
+    raw = {**recipe, "model": {"path": str(tmp_path / "small.gguf")}, "iterations": 1, "evaluate": {"every": 0}}
+    reader, _ = trained(raw, tmp_path / "run")
+    assert len(reader.rollouts(1)) == 12
+    assert (tmp_path / "run/checkpoints/final/tokenizer.json").is_file()
+
+
+# --- SFT -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parity
+def test_the_sft_loss_is_that_of_transformers_with_masked_labels(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    rows = [{"question": f"What is {n}{n}?", "response": "Well, " * n + f"\\boxed{{{n}{n}}}"} for n in range(1, 6)]
+    raw = {**recipe, "method": {"type": "sft", "data": rows_file(tmp_path / "sft.jsonl", rows)}, "iterations": 1}
+    raw |= {"rollout": {"prompts": 5, "max_tokens": 8}, "evaluate": {"every": 0}}
+    raw["learner"] = {"lr": 1e-3, "token_budget": 300}  # several micro-batches
+    reader, _ = trained(raw, tmp_path / "run")
+    theirs, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
+        AutoTokenizer.from_pretrained(tmp_path / "model"),
+    )
+    total, count = 0.0, 0
+    for row in rows:
+        asked = f"{row['question']}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+        turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": row["response"]}]
+        whole = tokenizer.apply_chat_template(turns, return_dict=False)
+        prompt = tokenizer.apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=False)
+        assert whole[: len(prompt)] == prompt
+        end = len(whole) - whole[::-1].index(2)  # what the template writes behind the end token is not learnt
+        labels = [-100] * len(prompt) + whole[len(prompt) : end] + [-100] * (len(whole) - end)
+        learnt = end - len(prompt)
+        with torch.no_grad():
+            loss = theirs(torch.tensor([whole]), labels=torch.tensor([labels])).loss
+        total, count = total + float(loss) * learnt, count + learnt
+    assert reader.metrics()[0]["train/loss"] == pytest.approx(total / count, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer", "written"),
+    [
+        ("He has 48/2 = <<48/2=24>>24 left.\n#### 24", "24", "He has 48/2 = 24 left.\nThe answer is \\boxed{24}."),
+        ("So $<<1000*2=2000>>2000.\n#### 2,000", "2000", "So $2000.\nThe answer is \\boxed{2000}."),
+        ("Thus $x=\\boxed{\\frac12}$.", "\\frac12", "Thus $x=\\boxed{\\frac12}$."),
+        ("Add them up.", "7", "Add them up.\nThe answer is \\boxed{7}."),
+    ],
+)
+def test_solutions_end_with_a_box(solution: str, answer: str, written: str) -> None:
+    assert worked_solution(solution, answer) == written
+
+
+def test_the_solutions_of_a_pool_are_imitated_where_they_are_right(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    rows = [
+        {"id": "a", "question": "What is 2 plus 2?", "answer": "4", "solution": "2+2 = <<2+2=4>>4\n#### 4"},
+        {"id": "b", "question": "What is 3 plus 3?", "answer": "6", "solution": "It is \\boxed{7}."},
+        {"id": "c", "question": "What is 4 plus 4?", "answer": "8"},
+    ]
+    raw = {**recipe, "method": {"type": "sft"}, "problems": {"path": rows_file(tmp_path / "own.jsonl", rows)}}
+    reader, observer = trained({**raw, "iterations": 2}, tmp_path / "run")
+    texts = {row["text"] for step in (1, 2) for row in reader.rollouts(step)}
+    assert texts == {"2+2 = 4\nThe answer is \\boxed{4}."}
+    assert any("1 problems without a solution and 1 whose solution" in text for text in observer.alarms)
+    without = {**recipe, "method": {"type": "sft"}}
+    with pytest.raises(UserError, match="no solutions to imitate"):
+        start(validate(without, "test"), tmp_path / "none", ["test"], Silent())
+    with pytest.raises(UserError, match="needs responses to imitate"):
+        start(validate({**without, "problems": {}}, "test"), tmp_path / "none", ["test"], Silent())
+
+
+def test_what_a_language_model_sampled_can_be_learnt_from_by_its_own_kind(
+    tmp_path: Path, recipe: dict[str, Any], taught: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = str(taught), tmp_path / "kept.jsonl"
+    words = ["--keep", "shortest", "--path", recipe["problems"]["path"], "--samples", "4", "--max-tokens", "24"]
+    assert main(["data", "sample", model, *words, "--out", str(out), "--threads", "1"]) == 0
+    assert "kept" in capsys.readouterr().out
+    groups = read_responses(out, False, Exchange(open_format(Path(model), load_model(Path(model)).config.vocab_size)))
+    assert all(group.rollouts[0].ids[-1] in (1, 2) for group in groups)
+    again = {**recipe, "iterations": 1, "method": {"type": "sft", "data": str(out)}, "model": {"path": model}}
+    reader, _ = trained(again, tmp_path / "again")
+    assert reader.metrics()[1]["train/loss"] < 1.0
+    with pytest.raises(UserError, match="another tokenizer"):
+        read_responses(out, pairs=False)
+
+
+def test_an_example_that_the_model_cannot_read_is_left_out(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    rows = [{"question": "Say a.", "response": "a"}, {"question": "Say much.", "response": "b" * 600}]
+    raw = {**recipe, "method": {"type": "sft", "data": rows_file(tmp_path / "long.jsonl", rows)}, "iterations": 1}
+    trainer = start(validate(raw, "test"), tmp_path / "run", ["test"], Silent())
+    assert isinstance(trainer.source, RecordedResponses)
+    assert [group.problem.question for group in trainer.source.rows] == ["Say a."]
+    assert "longer than the 512 tokens" in trainer.notices[0]
+
+
+# --- problems and benchmarks -----------------------------------------------------------------------------------------
+
+
+def test_held_out_problems_are_not_trained_on(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    tests = [{"id": f"t{n}", "question": LONG.format(n=n), "answer": str(12 * n)} for n in (3, 4)]
+    train = [{"id": f"p{n}", "question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(3)]
+    copies = [{"id": "copy", "question": LONG.format(n=4).upper(), "answer": "48"}]
+    raw = {**recipe, "problems": {"path": rows_file(tmp_path / "both.jsonl", train + copies)}, "iterations": 2}
+    raw["evaluate"] = {"every": 1, "suite": rows_file(tmp_path / "farm.jsonl", tests)}
+    reader, observer = trained(raw, tmp_path / "run")
+    asked = {row["problem"] for step in (1, 2) for row in reader.rollouts(step)}
+    assert asked == {"p0", "p1", "p2"}
+    assert any("1 of 4 training problems are also in farm" in text for text in observer.alarms)
+    assert event(reader, "alarm")["alarm"] == "data"
+    raw["problems"] = {"path": rows_file(tmp_path / "copies.jsonl", copies)}
+    with pytest.raises(UserError, match="every training problem is one of farm"):
+        start(validate(raw, "test"), tmp_path / "none", ["test"], Silent())
+    raw["problems"] = {"path": "math500"}
+    with pytest.raises(UserError, match="math500 is a benchmark"):
+        start(validate(raw, "test"), tmp_path / "none", ["test"], Silent())
+
+
+def test_the_tiny_world_can_be_asked_too(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    raw = {**recipe, "iterations": 1, "evaluate": {"every": 1, "problems": 4, "temperature": 0.0}}
+    trainer = start(validate(raw, "test"), tmp_path / "run", ["test"], Silent())
+    (panel,) = trainer.held_out.panels
+    assert "\\boxed{}" in panel.asked(panel.problems[0]), "a language model must be told how to mark its answer"
+    trainer.run()
+    reader = RunReader(tmp_path / "run")
+    assert reader.evaluation_suites() == ["tiny"], "the forced style is for tiny models"
+    assert len(reader.evaluation("tiny", 1)) == 4
+
+
+def test_long_prompts_can_be_left_out(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    rows = [{"id": f"p{n}", "question": "word " * n, "answer": "1"} for n in (1, 2, 40)]
+    path = rows_file(tmp_path / "words.jsonl", rows)
+    raw = {**recipe, "iterations": 1, "problems": {"path": path, "longest_prompt": 120}}
+    reader, observer = trained(raw, tmp_path / "run")
+    assert {row["problem"] for row in reader.rollouts(1)} == {"p1", "p2"}
+    assert "1 of 3 prompts have more than 120 tokens and are left out" in observer.alarms
+    with pytest.raises(UserError, match="every prompt has more than 3 tokens"):
+        start(validate({**raw, "problems": {"path": path, "longest_prompt": 3}}, "test"), tmp_path, [], Silent())
+
+
+def test_a_report_beside_the_pool_is_told(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    file = Path(recipe["problems"]["path"])
+    report = {"pools": [{"benchmarks": {"amc23": {"ids": ["a", "b"]}}}], "checked": {"amc23": 40}, "cleaned": False}
+    file.with_name(file.name + ".overlap.json").write_text(json.dumps(report))
+    reader, observer = trained({**recipe, "iterations": 1, "evaluate": {"every": 0}}, tmp_path / "run")
+    assert event(reader, "overlap")["problems"] == {"amc23": 2}
+    assert any("amc23 (2)" in text for text in observer.alarms)
+
+
+def test_registered_sets_are_known_by_name(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    import os
+
+    shared = Path(os.environ.get("REASONLAB_DATA") or Path(__file__).parents[2] / "shared" / "bench")
+    if not (shared / "gsm8k_train.jsonl.gz").is_file():
+        pytest.skip("benchmark data is not here (REASONLAB_DATA)")
+    raw = {
+        **recipe,
+        "data": str(shared),
+        "problems": {"path": "gsm8k_train"},
+        "iterations": 1,
+        "method": {"type": "sft"},
+    }
+    model = json.loads((tmp_path / "model/config.json").read_text())
+    (tmp_path / "model/config.json").write_text(json.dumps({**model, "max_position_embeddings": 4096}))
+    raw |= {"evaluate": {"every": 1, "suite": "gsm8k", "problems": 3}, "rollout": {"prompts": 4, "max_tokens": 8}}
+    reader, observer = trained(raw, tmp_path / "run")
+    assert reader.evaluation_suites() == ["gsm8k_test"]
+    assert len(reader.evaluation("gsm8k_test", 0)) == 3
+    assert all("The answer is \\boxed{" in row["text"] and "<<" not in row["text"] for row in reader.rollouts(1))
+    assert observer.alarms == [], "no solution is lost, and GSM8K's parts share nothing"
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_recomputing_layers_leaves_the_gradients_as_they_are(tied: bool) -> None:
+    examples = [
+        sft_example(prompt.tolist(), response.tolist())
+        for prompt, response in zip(random_sequences([5, 9, 3]), random_sequences([7, 4, 11], seed=1), strict=True)
+    ]
+    objective = Objective(examples, sft_loss, Totals.of(examples))
+    found = []
+    for recompute in (False, True):
+        learner = Learner(small_model(tied=tied), LearnerConfig(recompute=recompute))
+        ((*_, gradients),) = learner.gradients([(examples, objective)])
+        found.append(gradients)
+    for plain, recomputed in zip(*found, strict=True):
+        torch.testing.assert_close(plain, recomputed, rtol=1e-6, atol=1e-7)
+
+
+def work() -> Workload:
+    return Workload(small_model().config, prompt=40)
+
+
+def on_a_gpu(**sections: Any) -> Config:
+    return validate({"device": "cuda", "method": {"type": "grpo"}, **sections}, "test")
+
+
+def test_the_plan_counts_what_a_run_holds() -> None:
+    config, parameters = (
+        on_a_gpu(rollout={"rows": 64, "max_tokens": 88}),
+        sum(p.numel() for p in small_model().parameters()),
+    )
+    plan = planned_memory(config, work())
+    assert plan.weights == 4 * parameters
+    assert plan.moments == 8 * parameters
+    assert plan.working == 2 * parameters
+    assert plan.cache == 64 * 128 * (2 * 2 * 2 * 8) * 2  # rows, columns, numbers of a token, bf16
+    assert planned_memory(on_a_gpu(learner={"recompute": True}), work()).activations < plan.activations
+    assert planned_memory(on_a_gpu(method={"type": "grpo", "kl": 0.1}), work()).reference > 0 == plan.reference
+
+
+def test_a_run_that_cannot_fit_is_refused_with_the_changes_that_help_most(
+    tmp_path: Path, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = on_a_gpu()
+    needed = planned_memory(config, work()).peak
+    check_room(config, work(), 1.1 * needed)
+    check_room(config, work(), None)
+    with pytest.raises(UserError, match="are free") as caught:
+        check_room(config, work(), 0.9 * needed)
+    assert caught.value.remedy.count("frees") == 3
+    half = on_a_gpu(learner={"token_budget": 2048})
+    freed = (needed - planned_memory(half, work()).peak) / 2**20
+    assert f"learner.token_budget = 2048 (frees {freed:.1f} MiB)" in caught.value.remedy
+    deep = Workload(small_model(layers=24).config, prompt=40)
+    assert "learner.recompute = true" in advice(config, deep)
+    wide = on_a_gpu(rollout={"rows": 4096, "prompts": 512, "max_tokens": 900}, learner={"token_budget": 64})
+    assert advice(wide, work()).startswith("Change rollout.rows = 2048")
+    monkeypatch.setattr("reasonlab.train.loop.free_memory", lambda config: 1000.0)
+    with pytest.raises(UserError, match="the run needs about"):
+        start(validate(recipe, "test"), tmp_path / "run", ["test"], Silent()).run()
+
+
+def test_an_out_of_memory_error_becomes_advice(
+    tmp_path: Path,
+    recipe: dict[str, Any],
+    taught: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe["model"] = {"path": str(taught)}
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Learner, "step_on", full)
+    assert main(["train", as_toml(recipe, tmp_path / "r.toml"), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: the GPU ran out of memory")
+    assert "learner.token_budget" in error
+    assert RunReader(tmp_path / "run").run["status"] == "failed"
+
+
+@pytest.mark.parametrize("name", ["gsm8k-sft", "gsm8k-grpo"])
+def test_the_recipes_load_and_fit_a_gpu(name: str) -> None:
+    config = load_recipe(Path(__file__).parents[1] / "recipes" / f"{name}.toml")
+    shape = {"hidden_size": 896, "intermediate_size": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "head_dim": 64}
+    half_a_billion = replace(work(), shape=replace(work().shape, architecture="qwen2", vocab_size=151936, **shape))
+    assert 4e8 < half_a_billion.shape.parameter_count() < 6e8
+    assert planned_memory(config, replace(half_a_billion, prompt=300)).peak < 79 * 2**30
+    assert config.reward.extraction == "boxed" or config.method.type == "sft"
+
+
+def test_responses_beyond_the_context_are_refused_before_anything_is_sampled(
+    tmp_path: Path, recipe: dict[str, Any]
+) -> None:
+    raw = {**recipe, "rollout": {**recipe["rollout"], "max_tokens": 500}, "evaluate": {"every": 0}}
+    with pytest.raises(UserError, match="the model reads 512 at most"):
+        start(validate(raw, "test"), tmp_path / "run", ["test"], Silent()).run()
