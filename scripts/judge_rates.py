@@ -41,9 +41,16 @@ def tried(arm: str, config: Config, settings: StudySettings, out: Path) -> None:
         "majority@8": round(100 * panels.average_of(panels.majority[None]).estimate, 2),
         "one answer": round(100 * panels.average_of(panels.single[None]).estimate, 2),
     }
-    with (out / "rates.jsonl").open("a") as file:
-        file.write(json.dumps(found) + "\n")
-    print(json.dumps(found), flush=True)
+    keep(out / "rates.jsonl", found)
+
+
+def keep(path: Path, found: Mapping[str, object]) -> None:
+    """Add a line, once: what was finished before is found again when a killed script continues."""
+    line = json.dumps(found)
+    if not path.exists() or line not in path.read_text().splitlines():
+        with path.open("a") as file:
+            file.write(line + "\n")
+    print(line, flush=True)
 
 
 def on_device(arms: Mapping[str, Config], device: str | None) -> Mapping[str, Config]:

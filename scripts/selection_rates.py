@@ -13,11 +13,10 @@ learns, curated ones for a rate that forgives no mistake. A line for each.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
-from judge_rates import on_device
+from judge_rates import keep, on_device
 
 from reasonlab.config import Config
 from reasonlab.judges.scoring import ModelJudge
@@ -53,7 +52,10 @@ def try_judge(judge: JudgeName, rate: float, config: Config, settings: StudySett
     right = np.array([bool(one.correct) for one in traces])
     best = np.argsort(-scores, kind="stable")[: max(1, len(traces) // 20)]
     found = {"judge": str(judge), "rate": rate, "traces": len(traces), "right": round(float(right.mean()), 4)}
-    keep(root, {**found, "auc": round(auc(scores, right), 4), "right of the best": round(float(right[best].mean()), 4)})
+    keep(
+        root / "rates.jsonl",
+        {**found, "auc": round(auc(scores, right), 4), "right of the best": round(float(right[best].mean()), 4)},
+    )
 
 
 def try_student(chosen: Set, rate: float, config: Config, settings: StudySettings, plan: Plan) -> None:
@@ -64,13 +66,9 @@ def try_student(chosen: Set, rate: float, config: Config, settings: StudySetting
     where = answers_file(run / "validation", str(chosen))
     answer(str(final(run)), fitted, settings, where, "")
     right = [one.verdict == "correct" for one in read_answers(where)]
-    keep(plan.out, {"student on": str(chosen), "rate": rate, "accuracy": round(float(np.mean(right)), 4)})
-
-
-def keep(root: Path, found: dict[str, object]) -> None:
-    with (root / "rates.jsonl").open("a") as file:
-        file.write(json.dumps(found) + "\n")
-    print(json.dumps(found), flush=True)
+    keep(
+        plan.out / "rates.jsonl", {"student on": str(chosen), "rate": rate, "accuracy": round(float(np.mean(right)), 4)}
+    )
 
 
 def main() -> None:
