@@ -1,9 +1,9 @@
 """One training loop for all judges: epochs over lists (outcome) or over step-labelled responses (process).
 
 A step is a function of (weights, optimizer, step number) alone, because the order of an epoch and the drawn pairs are
-keyed. So a killed training continues from its newest checkpoint and arrives at the same bits. The run directory is
-that of every run (`docs/architecture.md`). Checkpoints at equal fractions of the training all keep their weights, for
-curves over progress; only the newest has an optimizer.
+keyed. So a killed training continues from its newest checkpoint and arrives at the same bits (on CUDA up to the order
+of atomic additions). The run directory is that of every run (`docs/architecture.md`). Checkpoints at equal fractions of
+the training all keep their weights, for curves over progress; only the newest has an optimizer.
 """
 
 from __future__ import annotations

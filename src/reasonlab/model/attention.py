@@ -96,6 +96,9 @@ class Padded:
     @staticmethod
     def _attend(rows: int, width: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.view(rows, width, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+        if q.is_cuda and q.dtype == torch.float32 and k.shape[1] != q.shape[1]:
+            # No kernel takes grouped fp32 heads: torch would hold all scores, width² for every head.
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
         return out.transpose(1, 2).reshape(rows * width, out.shape[1], out.shape[3])
 
@@ -174,7 +177,7 @@ class _RaggedAttention(torch.autograd.Function):
             )
             # Where there is no beginning, the kernel writes zeros and a total of +∞.
             apart = torch.where(other_total.isposinf(), -torch.inf, other_total) - total  # [heads, tokens]
-            out = torch.lerp(out, others, apart.sigmoid().T[:, :, None].to(out.dtype))
+            out = torch.lerp(out.float(), others.float(), apart.sigmoid().T[:, :, None]).to(out.dtype)
             total = total + F.softplus(apart)
         ctx.save_for_backward(q, k, v, out, total)
         ctx.ragged = ragged
@@ -190,8 +193,9 @@ class _RaggedAttention(torch.autograd.Function):
                 gradient, q, k.index_select(0, at), v.index_select(0, at), out, total, queries, keys, causal=False
             )
             of_q += q_part
-            of_k.index_add_(0, at, k_part)
-            of_v.index_add_(0, at, v_part)
+            # A beginning that many share is added up in fp32: bf16 would round at every addition.
+            of_k = of_k.float().index_add_(0, at, k_part.float()).to(k.dtype)
+            of_v = of_v.float().index_add_(0, at, v_part.float()).to(v.dtype)
         return of_q, of_k, of_v, None
 
 

@@ -34,7 +34,11 @@ class Storage:
         size = tokens * config.layers * config.kv_heads * config.head_dim
         self.keys = torch.zeros(size, dtype=weight.dtype, device=weight.device)
         self.values = torch.zeros_like(self.keys)
-        self.graph_memory = torch.cuda.graph_pool_handle() if weight.device.type == "cuda" else None
+        on_cuda = weight.device.type == "cuda"
+        self.graph_memory = torch.cuda.graph_pool_handle() if on_cuda else None
+        # To warm up and to capture. Their own, because matrix products keep a workspace for every stream, which graphs
+        # of another engine must not share; and two, so that a captured workspace lies in the graphs' memory.
+        self.streams = [torch.cuda.Stream() for _ in range(2)] if on_cuda else []
 
     def cache(self, rows: int, columns: int) -> Cache:
         layers, kv_heads, head_dim = self.per_token
@@ -219,7 +223,7 @@ class Decoder:
         """
         state = self.state.changing()
         saved = [x.clone() for x in state]
-        stream = torch.cuda.Stream()
+        stream, capturing = self.storage.streams
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
@@ -228,7 +232,7 @@ class Decoder:
                     x.copy_(kept)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.storage.graph_memory):
+        with torch.cuda.graph(graph, pool=self.storage.graph_memory, stream=capturing):
             self._step(rows, columns)
         for x, kept in zip(state, saved, strict=True):
             x.copy_(kept)
@@ -302,14 +306,14 @@ class _CapturingAttention:
         self.values: list[Tensor] = []
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.keys.append(k)
-        self.values.append(v)
+        self.keys.append(k.contiguous())  # not views, which would keep every layer's queries too
+        self.values.append(v.contiguous())
         return self.packed(layer, q, k, v)
 
 
 def _to(device: torch.device, x: Tensor) -> Tensor:
     """Bring a tensor from the host without waiting for the device."""
-    return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
+    return x.to(device) if device.type == "cpu" or not x.numel() else x.pin_memory().to(device, non_blocking=True)
 
 
 def row_bucket(n: int, most: int) -> int:

@@ -293,7 +293,8 @@ def _draw(
         chosen_block = tl.argmax(block_top, 0)
         token = chosen_block * BLOCK + inner
         x = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
-        chosen = chosen_block * BLOCK + tl.argmax(x, 0)
+        # Of logits that are all NaN the padding would win: a token that does not exist would end the process.
+        chosen = tl.minimum(chosen_block * BLOCK + tl.argmax(x, 0), vocabulary - 1)
     else:
         threshold = _keyed_uniform(tl.load(seeds + row), count) * total
         chosen_block, before = _first_above(mass, threshold, BLOCKS)

@@ -1,7 +1,8 @@
 """The loop: problems → rollouts → grades → method → update → evaluation, everything into the run record.
 
 One iteration is a function of (weights, optimizer, iteration number) alone, because every draw is keyed. So a killed
-run continues from its newest checkpoint and arrives at the same bits; the work in flight is simply made again.
+run continues from its newest checkpoint and arrives at the same bits (on CUDA up to the order of atomic additions); the
+work in flight is simply made again.
 """
 
 from __future__ import annotations
