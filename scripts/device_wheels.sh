@@ -13,7 +13,7 @@ python="$root/.venv/bin/python"
 
 packages=(
   pydantic pydantic-core annotated-types typing-inspection typing-extensions
-  orjson
+  orjson math-verify latex2sympy2-extended antlr4-python3-runtime
   hypothesis sortedcontainers pytest-timeout
 )
 

@@ -77,8 +77,11 @@ def recipe(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return teach(tmp_path_factory.mktemp("taught"))
+
+
+def teach(where: Path) -> Path:
     """The random model after it has seen the sums a few times: some of its answers are right."""
-    where = tmp_path_factory.mktemp("taught")
     checkpoint(where / "model")
     rows = [{"question": f"What is {n} plus {n}?", "response": f"\\boxed{{{2 * n}}}"} for n in range(6)]
     raw = {

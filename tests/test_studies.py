@@ -138,8 +138,9 @@ def test_a_study_leaves_verdicts_tables_and_figures(
 def test_the_tables_of_k15_dynamics_are_those_of_its_runs(finished: Callable[[str], Path]) -> None:
     out = finished("k15-dynamics")
     rows = {(row.arm, row.panel, row.iteration): row for row in read_table(out / PANELS, PanelRow)}
-    assert {arm for arm, _, _ in rows} == set(dynamics.arms)
-    for arm in dynamics.arms:
+    trained = set(dynamics.arms) - {dynamics.GRPO}  # which the recipes of the tiny world leave out
+    assert {arm for arm, _, _ in rows} == trained
+    for arm in trained:
         reader = RunReader(out / "runs" / "seed-0" / arm)
         last = 1 if arm == dynamics.OTHER_SIZE else 2
         assert reader.evaluation_steps("tiny") == list(range(last + 1))

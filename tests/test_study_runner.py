@@ -95,7 +95,8 @@ def test_a_recipe_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("study", [k15_dynamics, long2short], ids=lambda study: study.name)
 def test_packaged_recipes_have_the_arms_their_studies_name(study: object, scale: str) -> None:
     recipe = study_recipe(study.name, scale)  # type: ignore[attr-defined]
-    assert set(recipe.arms) == set(study.arms)  # type: ignore[attr-defined]
+    of_the_report = set(study.arms) - {k15_dynamics.GRPO}  # type: ignore[attr-defined]
+    assert set(recipe.arms) == of_the_report
     devices = {one.device for one in recipe.arms.values()}
     assert devices == {"cpu"} if scale == "cpu" else {"cuda"}
     assert bool(recipe.about) == (scale == "paper")

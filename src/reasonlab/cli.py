@@ -115,6 +115,8 @@ def _study(words: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time, in processes")
     parser.add_argument("--arms", default="", help="only these arms of the recipe, comma-separated")
     parser.add_argument("--recipe", type=Path, metavar="FILE", help="a study recipe of your own instead of a scale's")
+    parser.add_argument("--model", default="", help="instead of the model that the recipe's arms share")
+    parser.add_argument("--data", default="", metavar="DIR", help="directory with the sets that a recipe names")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="instead of the recipe's")
     parser.add_argument("--threads", type=int, help="CPU worker threads of each run")
     parser.add_argument("--dry-run", action="store_true", help="check the recipe and estimate memory, tokens and time")

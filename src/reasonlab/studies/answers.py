@@ -9,8 +9,10 @@ from pathlib import Path
 import orjson
 
 from reasonlab.config import Config
-from reasonlab.evaluate.evaluator import Answer, evaluate
-from reasonlab.model.ladder import resolve_model
+from reasonlab.evaluate.control import SUITE
+from reasonlab.evaluate.evaluator import Answer
+from reasonlab.model.text_format import TinyFormat
+from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.problem import Problem
 from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
 from reasonlab.rollout.types import Sampling
@@ -18,7 +20,8 @@ from reasonlab.runs.files import write_aside
 from reasonlab.studies.recipe import StudySettings
 from reasonlab.studies.scores import Scores
 from reasonlab.terminal import make_observer
-from reasonlab.train.sample import open_engine
+from reasonlab.train.held_out import HeldOut, open_held_out
+from reasonlab.train.sample import open_sampler
 
 
 def final(run: Path) -> Path:
@@ -34,16 +37,27 @@ def asked_problems(config: Config, settings: StudySettings) -> list[Problem]:
     return problem_set(settings.split, settings.questions, 0, families, config.evaluate.levels)
 
 
+def of_tiny_world(config: Config) -> bool:
+    return config.evaluate.suite == SUITE
+
+
+def held_out(config: Config, settings: StudySettings, tiny_model: bool) -> HeldOut:
+    """What finished models are asked: the suite of the runs, with as many questions as the study says."""
+    asked = config.evaluate.model_copy(update={"every": 1, "problems": settings.questions, "split": settings.split})
+    return open_held_out(config.model_copy(update={"evaluate": asked}), tiny_model, print)
+
+
 def answer(model: str, config: Config, settings: StudySettings, out: Path, force: str) -> None:
-    """The test answers of a finished model."""
+    """The test answers of a finished model; those of a tiny model can be made to begin with `force`."""
     if out.exists():
         return
-    engine, tokenizer = open_engine(resolve_model(model), config.device, config.threads, config.rollout.rows)
-    problems = asked_problems(config, settings)
+    engine, exchange = open_sampler(model, config.device, config.threads, config.rollout.rows)
+    asked = held_out(config, settings, exchange.tiny)
+    text_format = TinyFormat(TinyTokenizer.load(), force) if force else exchange.format
     sampling = Sampling(
         temperature=settings.temperature,
         max_tokens=config.rollout.max_tokens,
-        stop_ids=(tokenizer.eos_id,),
+        stop_ids=exchange.stop_ids,
         repetition_window=config.rollout.repetition_window,
     )
     with make_observer(1, out.name.removesuffix(".jsonl.gz")) as observer:
@@ -52,9 +66,9 @@ def answer(model: str, config: Config, settings: StudySettings, out: Path, force
         def progress(more: int) -> None:
             nonlocal done
             done += more
-            observer.progress("test answers", done, settings.questions * settings.samples)
+            observer.progress("test answers", done, asked.questions * settings.samples)
 
-        answers = evaluate(engine, tokenizer, problems, sampling, settings.samples, 0, force, progress)
+        answers = asked.evaluate(engine, text_format, sampling, settings.samples, progress)
     lines = b"".join(orjson.dumps(one.row()) + b"\n" for one in answers)
     write_aside(out, gzip.compress(lines, mtime=0))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from reasonlab.config import validate
+from reasonlab.config import Config, validate
 from reasonlab.errors import UserError
 from reasonlab.hardware import prepare
 from reasonlab.runs.files import write_aside
@@ -76,10 +77,16 @@ def run(arguments: argparse.Namespace) -> int:
 def _adjusted(recipe: StudyRecipe, arguments: argparse.Namespace) -> StudyRecipe:
     """With the machine's settings from the command line laid over every arm, and only the arms asked for."""
     changes = {name: value for name in ("device", "threads") if (value := getattr(arguments, name)) is not None}
-    arms = {
-        name: validate({**config.model_dump(mode="json"), **changes}, "command line")
-        for name, config in recipe.arms.items()
-    }
+    changes |= {"data": arguments.data} if arguments.data else {}
+    shared = Counter(config.model.path for config in recipe.arms.values()).most_common(1)[0][0]
+
+    def adjusted(config: Config) -> Config:
+        content = {**config.model_dump(mode="json"), **changes}
+        if arguments.model and config.model.path == shared:  # an arm that names its own model keeps it
+            content["model"] = {**content["model"], "path": arguments.model}
+        return validate(content, "command line")
+
+    arms = {name: adjusted(config) for name, config in recipe.arms.items()}
     if arguments.arms:
         wanted: Sequence[str] = [arm.strip() for arm in arguments.arms.split(",")]
         if unknown := [arm for arm in wanted if arm not in arms]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from reasonlab.config import Config
 from reasonlab.errors import UserError
-from reasonlab.evaluate.control import FORCED_SUITE, SUITE, recorded_answers
+from reasonlab.evaluate.control import FORCED_SUITE, recorded_answers
 from reasonlab.evaluate.evaluator import Answer
 from reasonlab.evaluate.statistics import Interval
 from reasonlab.figures.panel_grid import FORCED, TOTAL
@@ -30,6 +30,7 @@ def check_evaluations(plan: Plan, main_arm: str) -> None:
         asked, rollout = config.evaluate, config.rollout
         limits = rollout.max_tokens, rollout.repetition_window
         return (
+            asked.suite,
             asked.problems,
             asked.samples,
             asked.levels,
@@ -51,15 +52,19 @@ def check_evaluations(plan: Plan, main_arm: str) -> None:
 
 
 def read_curve(runs: Sequence[Path]) -> Curve:
-    """Scores of every panel at every evaluated iteration, over the runs of all seeds."""
+    """Scores of every panel at every evaluated iteration, over the runs of all seeds.
+
+    Panels are the families of the tiny world, or the benchmarks that a language model is evaluated on.
+    """
     readers = [RunReader(run) for run in runs]
 
     def answers(suite: str, step: int) -> list[list[Answer]]:
         return [recorded_answers(reader, suite, step) for reader in readers]
 
+    suite = next(name for name in readers[0].evaluation_suites() if name != FORCED_SUITE)
     curve: Curve = {}
-    for step in readers[0].evaluation_steps(SUITE):
-        free = answers(SUITE, step)
+    for step in readers[0].evaluation_steps(suite):
+        free = answers(suite, step)
         curve[step] = {TOTAL: Scores.of(free), **panels_of(free, lambda answer: answer.family)}
     for step in readers[0].evaluation_steps(FORCED_SUITE):
         curve[step][FORCED] = Scores.of(answers(FORCED_SUITE, step))

@@ -3,6 +3,7 @@
 Arms, all from the same base model unless they say otherwise:
 
     mirror-descent   the method itself, problems drawn uniformly
+    grpo             as mirror-descent, by GRPO (not in the report)
     rest             ReST, which only imitates good samples: no negative gradient (Fig. 10)
     curriculum       as mirror-descent, but only hard problems from an iteration on (Fig. 9)
     other-size       as mirror-descent, from another rung of the ladder (Fig. 8)
@@ -23,6 +24,7 @@ from reasonlab.figures.tables import PANELS, SLOPES, PanelRow, SlopeRow, write_t
 from reasonlab.keys import key
 from reasonlab.model.checkpoint import load_config
 from reasonlab.model.ladder import resolve_model
+from reasonlab.studies.answers import of_tiny_world
 from reasonlab.studies.curves import (
     Curve,
     check_evaluations,
@@ -38,8 +40,8 @@ from reasonlab.studies.scores import Floats, difference, interval, points, ratio
 from reasonlab.studies.verdicts import Claim, Outcome, Verdict, judge
 
 name = "k15-dynamics"
-MAIN, REST, CURRICULUM, OTHER_SIZE = "mirror-descent", "rest", "curriculum", "other-size"
-arms = (MAIN, REST, CURRICULUM, OTHER_SIZE)
+MAIN, GRPO, REST, CURRICULUM, OTHER_SIZE = "mirror-descent", "grpo", "rest", "curriculum", "other-size"
+arms = (MAIN, GRPO, REST, CURRICULUM, OTHER_SIZE)
 needed = (MAIN,)
 RESAMPLES = 500
 
@@ -89,9 +91,8 @@ def found(plan: Plan) -> Outcome:
         "adam_eps": config.learner.eps,
         "temperature": config.evaluate.temperature,
         "max_tokens": config.rollout.max_tokens,
-        "split": config.evaluate.split,
-        "levels": list(config.evaluate.levels),
-        "questions": config.evaluate.problems,
+        **asked(config),
+        "questions": len(main[min(main)][TOTAL].problems),
         "samples": config.evaluate.samples,
         "curriculum_switch": plan.recipe.arms[CURRICULUM].problems.curriculum_from if CURRICULUM in curves else None,
     }
@@ -101,6 +102,13 @@ def found(plan: Plan) -> Outcome:
         protocol={name: value for name, value in protocol.items() if value is not None},
         gain_split=split,
     )
+
+
+def asked(config: Config) -> dict[str, object]:
+    """What the models are asked, for the record."""
+    if of_tiny_world(config):
+        return {"split": config.evaluate.split, "levels": list(config.evaluate.levels)}
+    return {"suite": config.evaluate.suite, "training_problems": config.problems.path}
 
 
 def parameters(config: Config) -> int:
@@ -186,6 +194,9 @@ def claims(curves: Mapping[str, Curve], main_is_larger: bool = False) -> list[Cl
         judged.insert(
             1, judge("skill-rises", "accuracy with thinking forced, after minus before, points", skill, "not measured")
         )
+    if GRPO in curves:
+        gap = points(final_difference(curves[GRPO], main))
+        judged.append(judge("beats-grpo", "mirror descent minus GRPO at the end, points", gap, "not measured"))
     if REST in curves:
         judged.append(
             judge(

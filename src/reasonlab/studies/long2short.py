@@ -12,6 +12,9 @@ a length penalty. Then every way of shortening starts from it:
 Every model answers the same test problems with the full token limit. Reference points: the base model, and the base
 model with thinking forced. The short model of the merge is the base model because that is our short-answering model;
 the report's is its short-CoT model.
+
+Language models go the same way. They need no warm-up, thinking is not forced, and a long model that exists already can
+take the place of the trained one (`long_model`).
 """
 
 from __future__ import annotations
@@ -38,27 +41,35 @@ from reasonlab.methods.merge_command import check as check_sources
 from reasonlab.model.ladder import resolve_model
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs.files import write_aside
-from reasonlab.studies.answers import answer, answers_file, asked_problems, final, on_shared_questions, read_answers
+from reasonlab.studies.answers import (
+    answer,
+    answers_file,
+    asked_problems,
+    final,
+    of_tiny_world,
+    on_shared_questions,
+    read_answers,
+)
 from reasonlab.studies.plan import Plan, base_pieces
 from reasonlab.studies.recipe import StudySettings
 from reasonlab.studies.runner import Piece, train
 from reasonlab.studies.scores import Floats, Scores, difference, interval, panels_of, points, ratio
 from reasonlab.studies.verdicts import ArmCost, Claim, Outcome, Verdict, judge
 from reasonlab.terminal import make_observer
-from reasonlab.train.exchange import tiny_exchange
+from reasonlab.train.exchange import Exchange
 from reasonlab.train.prompts import training_pool
 from reasonlab.train.recorded import write_demonstrations, write_pairs
-from reasonlab.train.sample import open_engine, sample_groups
+from reasonlab.train.sample import open_sampler, sample_groups
 
 name = "long2short"
 WARM_UP, LONG, SHORTEST, MERGE, MERGE_RS, DPO, RL = "warm-up", "long", "shortest", "merge", "merge+rs", "dpo", "rl"
 arms = (WARM_UP, LONG, SHORTEST, MERGE_RS, DPO, RL)  # those that are trained; merging needs no recipe
-needed = arms
+needed = (LONG, SHORTEST, MERGE_RS, DPO, RL)
 FINISHED = (LONG, SHORTEST, MERGE, MERGE_RS, DPO, RL)
 BASE, BASE_FORCED = "base", "base, thinking forced"
 ORDER = (RL, DPO, MERGE_RS, MERGE, SHORTEST)  # the report's, by accuracy
-ALL, HARD = "all levels", "hardest level"
-COST = "cost.json"
+ALL, HARD, TOGETHER = "all levels", "hardest level", "all benchmarks"
+COST, STATE = "cost.json", Path("trainer/state.json")
 NORMAL = 1.959964  # 97.5 % quantile
 
 
@@ -68,7 +79,7 @@ NORMAL = 1.959964  # 97.5 % quantile
 def pieces(plan: Plan) -> list[Piece]:
     check(plan)
     settings = plan.recipe.settings
-    base = plan.recipe.arms[WARM_UP].model.path
+    base, warmed_up, tiny = plan.recipe.arms[LONG].model.path, WARM_UP in plan.recipe.arms, tiny_world(plan)
     bases = base_pieces([base], plan.device)
     work, after_base = list(bases.values()), tuple(bases)
     for seed in plan.seeds:
@@ -81,35 +92,62 @@ def pieces(plan: Plan) -> list[Piece]:
             config = starting_from(plan.config(arm, seed), model, plan.run("", seed) / data if data else None)
             piece(arm, train, config, plan.run(arm, seed), plan.command, needs=needs, seed=seed)
 
-        long, merged = final(root / LONG), root / MERGE
-        config = plan.config(LONG, seed)
-        work.append(Piece(f"warm-up data {seed}", warmup_data, (base, config, settings, root), after_base))
-        run(WARM_UP, Path(base), "warm-up.jsonl", needs=["warm-up data"])
-        run(LONG, final(root / WARM_UP), needs=[WARM_UP])
-        piece("samples", long_samples, long, config, settings, root, needs=[LONG])
+        long, merged, config = long_model(plan, seed), root / MERGE, plan.config(LONG, seed)
+        trained = [] if settings.long_model else [LONG]
+        if trained and warmed_up:
+            work.append(Piece(f"warm-up data {seed}", warmup_data, (base, config, settings, root), after_base))
+            run(WARM_UP, Path(base), "warm-up.jsonl", needs=["warm-up data"])
+            run(LONG, final(root / WARM_UP), needs=[WARM_UP])
+        elif trained:
+            work.append(Piece(f"{LONG} {seed}", train, (config, plan.run(LONG, seed), plan.command), after_base))
+        piece("samples", long_samples, long, config, settings, root, needs=trained)
         run(SHORTEST, long, "shortest.jsonl", needs=["samples"])
         run(DPO, long, "pairs.jsonl", needs=["samples"])
-        run(RL, long, needs=[LONG])
-        piece(MERGE, merge, base, long, settings.merge_weight, merged, needs=[LONG])
+        run(RL, long, needs=trained)
+        piece(MERGE, merge, base, long, settings.merge_weight, merged, needs=trained)
         piece("merged samples", merged_samples, merged, config, settings, root, needs=[MERGE])
         run(MERGE_RS, merged, "merge+rs.jsonl", needs=["merged samples"])
         for arm in FINISHED:
-            model = merged if arm == MERGE else final(root / arm)
-            piece(f"answers of {arm}", answer, str(model), config, settings, answers_file(root, arm), "", needs=[arm])
+            model = {MERGE: merged, LONG: long}.get(arm, final(root / arm))
+            needs = trained if arm == LONG else [arm]
+            piece(f"answers of {arm}", answer, str(model), config, settings, answers_file(root, arm), "", needs=needs)
     config = plan.config(LONG, plan.seeds[0])
-    for arm, force in ((BASE, ""), (BASE_FORCED, FORCED_STYLE)):
+    for arm, force in references(tiny).items():
         where = answers_file(plan.out / "runs", arm)
         work.append(Piece(f"answers of {arm}", answer, (base, config, settings, where, force), after_base))
     return work
 
 
+def tiny_world(plan: Plan) -> bool:
+    return of_tiny_world(plan.recipe.arms[LONG])
+
+
+def long_model(plan: Plan, seed: int) -> Path:
+    """Where the model to be shortened lies, or will lie."""
+    given = plan.recipe.settings.long_model
+    return Path(given).expanduser().resolve() if given else final(plan.run(LONG, seed))
+
+
+def references(tiny: bool) -> dict[str, str]:
+    """Models that are not trained, and what begins their answers."""
+    return {BASE: "", BASE_FORCED: FORCED_STYLE} if tiny else {BASE: ""}
+
+
 def check(plan: Plan) -> None:
     """What would otherwise be found after hours."""
+    if plan.recipe.settings.long_model and not long_model(plan, 0).is_dir():
+        remedy = "Train it first, or leave [study] long_model out: then the study trains the arm long"
+        raise UserError(f"there is no long model in {long_model(plan, 0)}", remedy)
     for arm, kind in {WARM_UP: "sft", SHORTEST: "sft", MERGE_RS: "sft", DPO: "dpo"}.items():
-        if (named := plan.recipe.arms[arm].method.type) != kind:
+        if arm in plan.recipe.arms and (named := plan.recipe.arms[arm].method.type) != kind:
             remedy = f'Give it method = {{ type = "{kind}", data = "{arm}.jsonl" }}'
             raise UserError(f"the arm {arm} must be trained by {kind}, not by {named}", remedy)
     config, settings = plan.recipe.arms[LONG], plan.recipe.settings
+    if not tiny_world(plan):
+        if WARM_UP in plan.recipe.arms:
+            remedy = "Leave the arm warm-up out; a model warmed up by `reasonlab train` can be the recipe's model"
+            raise UserError("the warm-up of this study is that of the tiny models", remedy)
+        return
     hard = [one for one in asked_problems(config, settings) if one.level == max(config.evaluate.levels)]
     if len(hard) < 2:
         raise UserError(f"{len(hard)} of {settings.questions} test problems are hard", "Raise questions in [study]")
@@ -130,9 +168,10 @@ def warmup_data(base: str, config: Config, settings: StudySettings, root: Path) 
     if out.exists():
         return
     started = time.monotonic()
-    groups, decode = _sampled(base, config, settings.warmup_problems, settings.warmup_samples, FORCED_STYLE)
+    groups, exchange = _sampled(base, config, settings.warmup_problems, settings.warmup_samples, FORCED_STYLE)
     _write_cost(root / "warm-up data", groups, started)
-    write_demonstrations(out, warmup_demonstrations(groups, decode))  # last: with it this piece is done
+    # Last: with it this piece is done.
+    write_demonstrations(out, warmup_demonstrations(groups, exchange.text), exchange.fingerprint)
 
 
 def long_samples(model: Path, config: Config, settings: StudySettings, root: Path) -> None:
@@ -140,10 +179,10 @@ def long_samples(model: Path, config: Config, settings: StudySettings, root: Pat
     if (root / "pairs.jsonl").exists():
         return
     started = time.monotonic()
-    groups, _ = _sampled(str(model), config, settings.sampled_problems, settings.sampled_answers)
-    write_demonstrations(root / "shortest.jsonl", shortest_correct(groups))
+    groups, exchange = _sampled(str(model), config, settings.sampled_problems, settings.sampled_answers)
+    write_demonstrations(root / "shortest.jsonl", shortest_correct(groups), exchange.fingerprint)
     _write_cost(root / "samples", groups, started)
-    write_pairs(root / "pairs.jsonl", preference_pairs(groups, settings.pairs))
+    write_pairs(root / "pairs.jsonl", preference_pairs(groups, settings.pairs), exchange.fingerprint)
 
 
 def merged_samples(model: Path, config: Config, settings: StudySettings, root: Path) -> None:
@@ -151,34 +190,31 @@ def merged_samples(model: Path, config: Config, settings: StudySettings, root: P
     if out.exists():
         return
     started = time.monotonic()
-    groups, _ = _sampled(str(model), config, settings.sampled_problems, settings.sampled_answers)
+    groups, exchange = _sampled(str(model), config, settings.sampled_problems, settings.sampled_answers)
     _write_cost(root / "merged samples", groups, started)
-    write_demonstrations(out, shortest_correct(groups))
+    write_demonstrations(out, shortest_correct(groups), exchange.fingerprint)
 
 
-def _sampled(model: str, config: Config, problems: int, samples: int, force: str = "") -> tuple[list[Group], Any]:
+def _sampled(model: str, config: Config, problems: int, samples: int, force: str = "") -> tuple[list[Group], Exchange]:
     """Rollouts of training problems."""
     pool = [problem for problem, _ in training_pool(config)][:problems]
-    engine, tokenizer = open_engine(resolve_model(model), config.device, config.threads, config.rollout.rows)
-    with make_observer(1, Path(model).name) as observer:
-        arguments = (pool, samples, _sampling(config, tokenizer.eos_id), config.seed, observer.progress, force)
-        return sample_groups(engine, tiny_exchange(tokenizer), *arguments), tokenizer.decode
-
-
-def _sampling(config: Config, eos: int) -> Sampling:
-    return Sampling(
+    engine, exchange = open_sampler(model, config.device, config.threads, config.rollout.rows, config.reward.extraction)
+    sampling = Sampling(
         temperature=config.rollout.temperature,
         max_tokens=config.rollout.max_tokens,
-        stop_ids=(eos,),
+        stop_ids=exchange.stop_ids,
         repetition_window=config.rollout.repetition_window,
     )
+    with make_observer(1, Path(model).name) as observer:
+        groups = sample_groups(engine, exchange, pool, samples, sampling, config.seed, observer.progress, force)
+    return groups, exchange
 
 
 def merge(base: str, long: Path, weight: float, out: Path) -> None:
     if (out / COST).exists():
         return
     started = time.monotonic()
-    sources = [Source.open(str(long)), Source.open(base)]
+    sources = [Source.open(str(long)), Source.open(str(resolve_model(base)))]
     check_sources(sources)
     merge_checkpoints(sources, None, Settings("linear", (weight, 1 - weight)), out)
     _write_cost(out, [], started)
@@ -196,31 +232,37 @@ def _write_cost(directory: Path, groups: Sequence[Group], started: float) -> Non
 def found(plan: Plan) -> Outcome:
     roots = [plan.run("", seed) for seed in plan.seeds]
     answers = {arm: [read_answers(answers_file(root, arm)) for root in roots] for arm in FINISHED}
-    for arm in (BASE, BASE_FORCED):  # one model, whatever the seed
+    config, settings, tiny = plan.recipe.arms[LONG], plan.recipe.settings, tiny_world(plan)
+    for arm in references(tiny):  # one model, whatever the seed
         answers[arm] = [read_answers(answers_file(plan.out / "runs", arm))]
-    hardest = max(plan.recipe.arms[LONG].evaluate.levels)
+    hardest = max(config.evaluate.levels)
 
-    def hard_part(one: Answer) -> str:
-        return HARD if one.level == hardest else ""
+    def part(one: Answer) -> str:
+        """The second panel of the tiny world is its hardest level; language models have a panel for each benchmark."""
+        return ("" if one.level != hardest else HARD) if tiny else one.family
 
     scores = on_shared_questions({arm: Scores.of(of_arm) for arm, of_arm in answers.items()})
-    hard = {arm: panels_of(of_arm, hard_part)[HARD].only(scores[arm].problems) for arm, of_arm in answers.items()}
-    rows = [arm_row(panel, arm, one) for panel, table in ((ALL, scores), (HARD, hard)) for arm, one in table.items()]
+    parts = {arm: panels_of(of_arm, part) for arm, of_arm in answers.items()}
+    panels = {ALL if tiny else TOGETHER: scores}
+    for name in next(iter(parts.values())):
+        if name:
+            panels[name] = {arm: of_arm[name].only(scores[arm].problems) for arm, of_arm in parts.items()}
+    if len(panels) == 2 and not tiny:  # of one benchmark
+        del panels[TOGETHER]
+    rows = [arm_row(panel, arm, one) for panel, table in panels.items() for arm, one in table.items()]
     write_table(plan.out / ARMS, ArmRow, rows)
-    config, settings = plan.recipe.arms[LONG], plan.recipe.settings
+    asked = {"split": settings.split, "levels": list(config.evaluate.levels), "hardest_level": hardest}
     protocol = {
-        "model": Path(plan.recipe.arms[WARM_UP].model.path).name,
+        "model": Path(config.model.path).name,
         "temperature": settings.temperature,
         "max_tokens": config.rollout.max_tokens,
         "rl_max_tokens": plan.recipe.arms[RL].rollout.max_tokens,
         "rl_length_weight": plan.recipe.arms[RL].reward.length_weight,
-        "split": settings.split,
-        "levels": list(config.evaluate.levels),
-        "hardest_level": hardest,
-        "questions": settings.questions,
+        **(asked if tiny else {"suite": config.evaluate.suite, "training_problems": config.problems.path}),
+        "questions": len(scores[LONG].problems),
         "samples": settings.samples,
     }
-    return Outcome(claims(scores), [cost(arm, one, roots) for arm, one in scores.items()], protocol)
+    return Outcome(claims(scores), [cost(arm, one, plan) for arm, one in scores.items()], protocol)
 
 
 def arm_row(panel: str, arm: str, scores: Scores) -> ArmRow:
@@ -296,7 +338,6 @@ def on_the_front(scores: Mapping[str, Scores]) -> Claim:
 
 
 _PARTS = {
-    LONG: ("warm-up data",),
     SHORTEST: ("samples",),
     DPO: ("samples",),
     MERGE: (MERGE,),
@@ -304,11 +345,18 @@ _PARTS = {
 }
 
 
-def cost(arm: str, scores: Scores, roots: Sequence[Path]) -> ArmCost:
+def cost(arm: str, scores: Scores, plan: Plan) -> ArmCost:
     """What an arm adds to the long model (for `long`: what it took from the base model on)."""
-    states = [root / part / COST for root in roots for part in _PARTS.get(arm, ())]
-    trained = {LONG: (WARM_UP, LONG), BASE: (), BASE_FORCED: (), MERGE: ()}.get(arm, (arm,))
-    states += [final(root / run) / "trainer" / "state.json" for root in roots for run in trained]
+    states: list[Path] = []
+    for seed in plan.seeds:
+        root = plan.run("", seed)
+        states += [root / part / COST for part in _PARTS.get(arm, ())]
+        if arm == LONG:
+            states.append(long_model(plan, seed) / STATE)
+            if WARM_UP in plan.recipe.arms:
+                states += [root / "warm-up data" / COST, final(root / WARM_UP) / STATE]
+        elif arm not in (BASE, BASE_FORCED, MERGE):
+            states.append(final(root / arm) / STATE)
     taken = [json.loads(state.read_text()) for state in states]
     return ArmCost(
         arm,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from reasonlab.config import Config
-from reasonlab.model.ladder import bundled_models
+from reasonlab.model.ladder import MODELS, bundled_models
 from reasonlab.studies.recipe import StudyRecipe
 from reasonlab.studies.runner import Piece
 from reasonlab.studies.verdicts import Outcome
@@ -36,8 +36,8 @@ class Plan:
 
 
 def base_pieces(models: Iterable[str], device: str) -> dict[str, Piece]:
-    """For each base model that neither ships nor lies on disk: the piece that takes it from the cache or trains it."""
-    missing = [model for model in dict.fromkeys(models) if model not in bundled_models() and not Path(model).is_dir()]
+    """For each rung of the ladder that does not ship: the piece that takes it from the cache or trains it."""
+    missing = [model for model in dict.fromkeys(models) if model in MODELS and model not in bundled_models()]
     return {model: Piece(model, _make_base, (model, device)) for model in missing}
 
 

@@ -56,6 +56,8 @@ class StudySettings(Section):
     """n of shortest rejection sampling; the report has 8."""
     pairs: int = Field(default=4, ge=1)
     """Preference pairs of one problem at most."""
+    long_model: str = ""
+    """A model that thinks long already, to shorten in place of one trained by the study (long2short)."""
     merge_weight: float = Field(default=0.5, gt=0, lt=1)
     """Weight of the long model in the merge; the report averages."""
 
