@@ -3,7 +3,7 @@
     python benchmarks/rollout.py                                   # CUDA if there is one: 135m, 64, 256 and 1024 rows
     python benchmarks/rollout.py --shapes 135m 0.5b 10m --rows 256 1024 --sides engine transformers
     python benchmarks/rollout.py --shapes 135m --rows 1024 --profile # where the time of a step goes, by kernel
-    python benchmarks/rollout.py --shapes 135m --rows 256 1024 --tune # a step with each kernel setting
+    python benchmarks/rollout.py --shapes 135m --rows 256 1024 --tune # decoding's kernels with all their settings
     python benchmarks/rollout.py --ragged --json rollout.json      # lengths as they come, four times as many as rows
 
 Every rollout has its own prompt of `--prompt` random tokens (or shares it with `--group` − 1 others) and `--new` new
@@ -23,11 +23,17 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
+import os
+import subprocess
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -39,7 +45,7 @@ from reasonlab.hardware import prepare
 from reasonlab.keys import key
 from reasonlab.model.attention import PackedCausal
 from reasonlab.model.config import ModelConfig
-from reasonlab.model.transformer import Transformer
+from reasonlab.model.transformer import FusedAttention, Transformer
 from reasonlab.rollout import decoder as decoder_module
 from reasonlab.rollout import engine as engine_module
 from reasonlab.rollout.decoder import Decoder
@@ -54,14 +60,19 @@ SHAPES = {
     "mini": ModelConfig("llama", 512, 32, 64, 2, 4, 2, 8),
 }
 MEAN_RAGGED = 150
-KNOBS: dict[str, tuple[int, ...]] = {
-    "attention_keys": (32, 64, 128),
-    "attention_warps": (1, 2, 4),
-    "attention_stages": (2, 3, 4, 5),
-    "attention_programs": (132, 528, 2112),
-    "vocabulary_block": (1024, 2048, 4096, 8192),
-    "vocabulary_warps": (2, 4, 8),
+KNOBS: dict[str, dict[str, tuple[int, ...]]] = {  # of each part of a step, the fields of `Tuning`
+    "attention": {
+        "attention_keys": (32, 64, 128),
+        "attention_warps": (1, 2, 4, 8),
+        "attention_stages": (2, 3, 4, 5),
+        "attention_programs": (132, 264, 528, 1056),
+    },
+    "drawing": {"vocabulary_block": (1024, 2048, 4096, 8192), "vocabulary_warps": (2, 4, 8)},
 }
+DRAWS = 10  # measured at a time: one alone is too short
+MOST_COMPILERS = 16
+COMPILED_ROWS = 16
+Setting = dict[str, int]
 KINDS = {  # of kernels, by a part of their names
     "attention": ("_attend", "_join"),
     "norms": ("norm",),
@@ -199,9 +210,13 @@ def check(model: Transformer, work: Work, most: int = 64) -> tuple[float, float]
 def ready_decoder(model: Transformer, work: Work) -> Decoder:
     """All rows in the middle of their rollouts, with room for the steps of a measurement."""
     sampling = replace(work.sampling(model.config.vocab_size), max_tokens=max(work.new, 512), stop_ids=())
-    decoder = Decoder(model, work.rows, work.prompt + sampling.max_tokens, sampling)
+    decoder = Decoder(model, work.rows, ready_columns(work), sampling)
     rewind(decoder, work)
     return decoder
+
+
+def ready_columns(work: Work) -> int:
+    return work.prompt + max(work.new, 512)
 
 
 def rewind(decoder: Decoder, work: Work) -> None:
@@ -272,21 +287,160 @@ def print_profile(rows: list[tuple[str, str, float, int]], most: int = 16) -> No
         print(f"    {micros:9.1f} us {count:5d} x  {kind:16s} {kernel[:90]}")
 
 
-def tune(model: Transformer, work: Work) -> dict[str, dict[int, float]]:
-    """A step with each value of each knob, the others as they are: {knob: {value: seconds}}."""
+# --- settings of the kernels ----------------------------------------------------------------------------------------
+
+
+def settings(part: str, programs: int, columns: int) -> list[Setting]:
+    """All that differ: the number of programs only says into how many parts long rows are split."""
+    from reasonlab.rollout.kernels import attention_splits
+
+    found: dict[tuple[int, ...], Setting] = {}
+    for values in product(*KNOBS[part].values()):
+        setting = dict(zip(KNOBS[part], values, strict=True))
+        with tuned(setting):
+            splits = attention_splits(programs, columns) if part == "attention" else 1
+        same = tuple(value for knob, value in setting.items() if knob != "attention_programs")
+        found.setdefault((*same, splits), setting)
+    return list(found.values())
+
+
+@contextmanager
+def tuned(setting: Setting) -> Iterator[None]:
     from reasonlab.rollout.kernels import TUNING
 
-    table: dict[str, dict[int, float]] = {}
-    for knob, values in KNOBS.items():
-        usual = getattr(TUNING, knob)
-        table[knob] = {}
-        for value in values:
+    usual = {knob: getattr(TUNING, knob) for knob in setting}
+    for knob, value in setting.items():
+        setattr(TUNING, knob, value)
+    try:
+        yield
+    finally:
+        for knob, value in usual.items():
             setattr(TUNING, knob, value)
-            table[knob][value] = step_seconds(ready_decoder(model, work), work)
-        setattr(TUNING, knob, usual)
-        line = "  ".join(f"{v}: {1e6 * s:.0f}" + ("*" if v == usual else "") for v, s in table[knob].items())
-        print(f"    {knob:20s} {line}   (us a step; * as it is)", flush=True)
+
+
+def part_of_step(part: str, decoder: Decoder) -> Callable[[], None]:
+    """What launches the kernels of all layers' attention, or of some draws, on the state of a decoder."""
+    model, state, like = decoder.model, decoder.state, decoder.cache.keys
+    config = model.config
+    if part == "drawing":
+        logits = torch.randn(decoder.rows, config.vocab_size, dtype=like.dtype, device=like.device)
+
+        def draw() -> None:
+            for _ in range(DRAWS):
+                decoder.operations.draw(logits, state, decoder.stop_ids, decoder.sampling)
+
+        return draw
+    attention = decoder.operations.attention(decoder.cache, state, decoder.columns)
+    assert isinstance(attention, FusedAttention)
+    width = (config.heads + 2 * config.kv_heads) * config.head_dim
+    qkv = torch.randn(decoder.rows, width, dtype=like.dtype, device=like.device)
+
+    def attend() -> None:
+        for layer, block in enumerate(model.blocks):
+            attention.attend(layer, qkv, block.attention)  # type: ignore[arg-type]
+
+    return attend
+
+
+def kernel_seconds(launch: Callable[[], None], device: torch.device, repetitions: int = 5) -> float:
+    """Time of what is launched, on CUDA as a graph, so that the host does not count."""
+    launch()  # compiles, or reads what was compiled
+    if device.type == "cpu":
+        start = time.perf_counter()
+        launch()
+        return time.perf_counter() - start
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    begin.record()
+    for _ in range(repetitions):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / repetitions
+
+
+def impossible() -> tuple[type[Exception], ...]:
+    """What Triton raises where a setting needs more shared memory or registers than there are."""
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    return OutOfResources, PTXASError
+
+
+def compile_all(arguments: list[str]) -> None:
+    """Fill Triton's cache with all settings, in several processes: to compile takes far longer than to measure."""
+    count = min(MOST_COMPILERS, os.cpu_count() or 1)
+    start = time.perf_counter()
+    processes = [
+        subprocess.Popen([sys.executable, __file__, *arguments, "--share", str(number), str(count)])
+        for number in range(count)
+    ]
+    failed = sum(process.wait() != 0 for process in processes)
+    print(
+        f"  compiled by {count} processes in {time.perf_counter() - start:.0f} s"
+        + (f", {failed} failed" * bool(failed))
+    )
+
+
+@torch.inference_mode()
+def compile_share(
+    shape: ModelConfig, work: Work, device: torch.device, dtype: torch.dtype, number: int, count: int
+) -> int:
+    """Launch every `count`-th setting once, beginning with `number`; returns how many those are.
+
+    A layer and a few rows are enough: compiled code depends on the columns and the number of parts, not on them.
+    """
+    from reasonlab.rollout import kernels
+
+    columns = ready_columns(work)
+    decoder = ready_decoder(random_model(replace(shape, layers=1), device, dtype), replace(work, rows=COMPILED_ROWS))
+    launched, usual = 0, kernels.attention_splits
+    for part in KNOBS:
+        launch, programs = part_of_step(part, decoder), work.rows * shape.kv_heads
+        for setting in settings(part, programs, columns)[number::count]:
+            with tuned(setting):
+                splits = usual(programs, columns)
+                kernels.attention_splits = lambda *_, splits=splits: splits
+                try:
+                    launch()
+                except impossible():
+                    pass
+                finally:
+                    kernels.attention_splits = usual
+            launched += 1
+    return launched
+
+
+@torch.inference_mode()
+def tune(model: Transformer, work: Work, most: int = 5) -> dict[str, list[tuple[Setting, float]]]:
+    """For each part of a step the settings and what they take in a step, the fastest first."""
+    from reasonlab.rollout.kernels import TUNING
+
+    decoder, table = ready_decoder(model, work), {}
+    for part, knobs in KNOBS.items():
+        launch, a_step = part_of_step(part, decoder), DRAWS if part == "drawing" else 1
+        now = {knob: getattr(TUNING, knob) for knob in knobs}
+        measured = []
+        candidates = settings(part, work.rows * model.config.kv_heads, decoder.columns)
+        for setting in [now, *(candidate for candidate in candidates if candidate != now)]:
+            rewind(decoder, work)
+            with tuned(setting):
+                try:
+                    measured.append((setting, kernel_seconds(launch, decoder.device) / a_step))
+                except impossible():
+                    continue
+        usual = next((seconds for setting, seconds in measured if setting == now), math.nan)
+        table[part] = sorted(measured, key=lambda one: one[1])
+        print(f"    {part}: {1e6 * usual:.0f} us a step as it is ({_described(now)}); of {len(measured)} the best are")
+        for setting, seconds in table[part][:most]:
+            print(f"    {1e6 * seconds:9.1f} us  {_described(setting)}", flush=True)
     return table
+
+
+def _described(setting: Setting) -> str:
+    return ", ".join(f"{knob} {value}" for knob, value in setting.items())
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
@@ -302,7 +456,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--profile", action="store_true", help="time of a step by kernel")
     parser.add_argument("--check", action="store_true", help="compare logprobs with those of a forward pass in fp32")
-    parser.add_argument("--tune", action="store_true", help="time of a step for each setting of the kernels (CUDA)")
+    parser.add_argument("--tune", action="store_true", help="only time the kernels of decoding with all their settings")
+    parser.add_argument("--share", nargs=2, type=int, help=argparse.SUPPRESS)  # of a compiling process
     parser.add_argument("--interval", type=int, help="steps between two looks at which rows are done")
     parser.add_argument("--ahead", type=int, help="steps that are launched before such a look is waited for")
     parser.add_argument("--wave", type=int, help="tokens that are prefilled at once")
@@ -321,15 +476,26 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     if options.ahead is not None:
         engine_module.STEPS_AHEAD[device.type] = options.ahead
     if options.wave is not None:
-        engine_module.PREFILL_TOKENS = options.wave
+        decoder_module.WAVE_TOKENS[device.type] = options.wave
+    if options.share:
+        for shape, rows in product(options.shapes, options.rows):
+            work = Work(rows, options.prompt, options.new, options.group, options.ragged)
+            compile_share(SHAPES[shape], work, device, dtype, *options.share)
+        return []
     results: list[dict[str, Any]] = []
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, {dtype}; {options.prompt} + {options.new} tokens")
+    if options.tune and device.type == "cuda":
+        compile_all(sys.argv[1:] if arguments is None else arguments)
     for shape in options.shapes:
         model = random_model(SHAPES[shape], device, dtype)
         for rows in options.rows:
             work = Work(rows, options.prompt, options.new, options.group, options.ragged)
             bound = limit(model, work, options.bandwidth)
+            if options.tune:
+                print(f"{shape:>5} {rows:5d} rows", flush=True)
+                results.append({"shape": shape, **asdict(work), "side": "tuning", "tuning": tune(model, work)})
+                continue
             for side in options.sides:
                 if side == "vllm" and find_spec("vllm") is None:
                     print("  vLLM is not installed")
@@ -358,8 +524,6 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
                 print_profile(kernels)
                 results[-1]["kernels"] = kernels
             del decoder
-            if options.tune:
-                results[-1]["tuning"] = tune(model, work)
         del model
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))

@@ -2,7 +2,7 @@
 
     python benchmarks/update.py                                    # CUDA if there is one: 10m, 135m and 0.5b, 64 x 320
     python benchmarks/update.py --shapes 0.5b --sequences 16 --length 2048
-    python benchmarks/update.py --shapes 135m --sides ours no-kernels padded recomputed-logits
+    python benchmarks/update.py --shapes 135m --sides ours eager no-kernels padded recomputed-logits
     python benchmarks/update.py --shapes 135m --profile --json update.json
     python benchmarks/update.py --prompt 64 --group 8              # what sharing the prompt of a group saves
 
@@ -10,7 +10,8 @@ One step is a forward pass, the loss −Σ A log π / tokens, the backward pass,
 random advantage for each sequence. Every token but the first `--prompt` of a sequence is predicted. Weights are random
 in the shapes of SmolLM2-135M, Qwen2.5-0.5B and a Llama of 10 million.
 
-ours                the learner as it trains
+ours                the learner as it trains; on CUDA its passes are captured as graphs
+eager               the same without graphs: every operation is launched from Python
 no-kernels          the same without our Triton kernels: torch operations, autograd, the head in chunks
 compiled            the same without our kernels, each layer through torch.compile
 padded              the same with padded attention in place of flash attention on ragged sequences
@@ -21,7 +22,8 @@ transformers-bf16   the same with weights, gradients and moments in bf16: less m
 
 tokens/s   tokens of all sequences, prompts included, over the median time of a step
 of peak    3 · forward FLOP (2·W per token and causal attention) over time, of the bf16 peak (--peak, in TFLOP/s)
-memory     the largest that torch had allocated, weights and optimizer included
+memory     the largest that torch had allocated, weights and optimizer included, since before the first step
+held       what torch holds of the device's memory in the end: with graphs, all that lies inside them too
 away       |g − g₃₂| / |g₃₂| for the gradient g of the first step, before clipping, and that of transformers in fp32
 cosine     of the angle between the two
 worst      the largest |g − g₃₂| of a parameter over the largest |g₃₂| of it, for the worst parameter
@@ -52,6 +54,7 @@ from reasonlab.model.checkpoint import tensor_layout
 from reasonlab.model.config import ModelConfig
 from reasonlab.model.transformer import Block, Transformer
 from reasonlab.studies.footprint import forward_flops
+from reasonlab.train import graphs
 from reasonlab.train import learner as learner_module
 from reasonlab.train.batch import Example, TokenBatch
 from reasonlab.train.learner import Learner
@@ -65,7 +68,8 @@ SHAPES = {
     ),
 }
 LEARNING_RATE, BETAS, CLIP_NORM = 1e-6, (0.9, 0.95), 1.0
-WARMUP = 3
+WARMUP = 3  # after the first step: sizes settle, every shape is seen, the second time captured
+TOP_KERNELS = 12
 Step = Callable[[], None]
 Gradients = dict[str, Tensor]
 
@@ -209,6 +213,7 @@ def compiled() -> Iterator[None]:
 
 SIDES: dict[str, tuple[Callable[[Work], tuple[Step, Gradients]], Callable[[], Any]]] = {
     "ours": (ours, nullcontext),
+    "eager": (ours, lambda: patch.object(graphs, "CAPTURE", False)),
     "no-kernels": (ours, without_kernels),
     "compiled": (ours, compiled),
     "padded": (ours, lambda: patch.object(attention, "flash_takes", lambda q: False)),
@@ -229,6 +234,7 @@ class Result:
     tokens_per_s: float
     of_peak: float
     memory_gib: float
+    held_gib: float
     away: float
     cosine: float
     worst: float
@@ -250,11 +256,11 @@ def measure(side: str, work: Work, exact: Gradients, repetitions: int, peak: flo
     make, switch = SIDES[side]
     cuda = work.device == "cuda"
     with switch():
+        if cuda:  # here, because torch does not count as allocated what a graph uses when it is replayed
+            torch.cuda.reset_peak_memory_stats()
         step, gradients = make(work)
         for _ in range(WARMUP):
             step()
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
         times = []
         for _ in range(repetitions):
             wait(work.device)
@@ -262,14 +268,14 @@ def measure(side: str, work: Work, exact: Gradients, repetitions: int, peak: flo
             step()
             wait(work.device)
             times.append(time.perf_counter() - start)
-        memory = torch.cuda.max_memory_allocated() if cuda else 0
+        memory, held = (torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()) if cuda else (0, 0)
+        seconds = median(times)
         if profile:
-            show_profile(step, side, cuda)
+            show_profile(step, side, cuda, seconds)
     del step
-    seconds = median(times)
     away, cosine, worst = distance(gradients, exact)
     rate = work.flops / seconds / (peak * 1e12)
-    return Result(side, seconds, work.tokens / seconds, rate, memory / 2**30, away, cosine, worst)
+    return Result(side, seconds, work.tokens / seconds, rate, memory / 2**30, held / 2**30, away, cosine, worst)
 
 
 def distance(gradients: Gradients, exact: Gradients) -> tuple[float, float, float]:
@@ -286,14 +292,20 @@ def distance(gradients: Gradients, exact: Gradients) -> tuple[float, float, floa
     return (of / squared) ** 0.5, along / (mine * squared) ** 0.5, worst
 
 
-def show_profile(step: Step, side: str, cuda: bool) -> None:
+def show_profile(step: Step, side: str, cuda: bool, seconds: float) -> None:
+    """The kernels that take most of a step, and how much of its time the device works (on the CPU: operations)."""
     activities = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * cuda
     with torch.profiler.profile(activities=activities) as profile:
         step()
         wait("cuda" if cuda else "cpu")
-    print(f"\n{side}, one step by kernel:")
-    key = "self_cuda_time_total" if cuda else "self_cpu_time_total"
-    print(profile.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=70))
+    place = "CUDA" if cuda else "CPU"
+    rows = [row for row in profile.key_averages() if row.device_type.name == place and not row.is_user_annotation]
+    times = {row: (row.self_device_time_total if cuda else row.self_cpu_time_total) / 1e3 for row in rows}
+    total = sum(times.values())
+    print(f"\n{side}: {total:.1f} ms of work in a step of {1e3 * seconds:.1f} ms ({total / (1e3 * seconds):.0%})")
+    for row in sorted(rows, key=lambda row: -times[row])[:TOP_KERNELS]:
+        print(f"{times[row]:9.2f} ms {times[row] / total:6.1%} {row.count:6} x  {row.key[:80]}")
+    print()
 
 
 def wait(device: str) -> None:
@@ -336,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[Result]]:
         work = Work(shape, options.sequences, options.length, options.prompt, options.group, budget, device)
         exact = exact_gradients(work)
         print(f"\n{shape}, {work.model.parameter_count() / 1e6:.0f} M parameters, micro-batches of {budget} tokens")
-        print("side                   step   tokens/s  of peak     memory      away    cosine     worst")
+        print("side                   step   tokens/s  of peak     memory       held      away    cosine     worst")
         results[shape] = []
         for side in options.sides:
             try:
@@ -347,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, list[Result]]:
             results[shape].append(one)
             print(
                 f"{side:<18} {1e3 * one.seconds:5.0f} ms {one.tokens_per_s:10,.0f} {one.of_peak:8.1%} "
-                f"{one.memory_gib:6.2f} GiB {one.away:9.2e} {one.cosine:9.6f} {one.worst:9.2e}",
+                f"{one.memory_gib:6.2f} GiB {one.held_gib:6.2f} GiB {one.away:9.2e} {one.cosine:9.6f} {one.worst:9.2e}",
                 flush=True,
             )
     if options.json is not None:

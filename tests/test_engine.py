@@ -19,6 +19,7 @@ from reasonlab.config import LearnerConfig
 from reasonlab.keys import key
 from reasonlab.methods.group import example
 from reasonlab.model.transformer import Transformer
+from reasonlab.rollout import decoder as decoder_module
 from reasonlab.rollout import engine as engine_module
 from reasonlab.rollout.decoder import Admission, Decoder, Prefilled, Report, row_bucket
 from reasonlab.rollout.engine import Engine, repeats
@@ -134,7 +135,7 @@ def test_a_rollout_can_be_made_again_alone(model: Transformer, reference: list[l
 def test_prefill_in_several_waves(
     model: Transformer, reference: list[list[Rollout]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 12)
+    monkeypatch.setitem(decoder_module.WAVE_TOKENS, "cpu", 12)
     assert_same(Engine(model, rows=3).generate(REQUESTS, FREE), reference)
 
 
@@ -354,21 +355,33 @@ def test_a_bucket_of_rows_has_room_and_little_more(n: int, most: int) -> None:
     assert row_bucket(bucket, most) == bucket
 
 
-def test_a_wave_of_contexts_is_stored_at_once(model: Transformer) -> None:
+def test_a_prefilled_context_is_what_steps_would_have_written(model: Transformer) -> None:
+    """In every layer, the last one too, and for every sample of a group."""
     contexts = [sequence.tolist() for sequence in random_sequences([7, 2, 12, 1], seed=5)]
+    samples = (3, 1, 4, 1)
     one, other = (Decoder(model, 9, 64, FREE) for _ in range(2))
     with torch.inference_mode():
-        keys, values = one.prefill(contexts)
+        wave = one.prefill(contexts)
         admissions, row, start = [], 0, 0
-        for context, samples in zip(contexts, (3, 1, 4, 1), strict=True):
-            prefilled = Prefilled(keys, values, start, start + len(context) - 1)
-            admissions.append((Admission(row, context, range(samples), prefilled), prefilled))
-            row, start = row + samples, prefilled.end
-        one.store_contexts([new for new, _ in admissions])
-        other.store_wave(admissions)
-    assert one.cache.keys[:, 4:8, :, :11].abs().min() > 0
-    for mine, theirs in zip(one.cache, other.cache, strict=True):
-        assert torch.equal(mine, theirs)
+        for context, count in zip(contexts, samples, strict=True):
+            prefilled = Prefilled(wave, start, start + len(context) - 1)
+            admissions.append(Admission(row, context, range(row, row + count), prefilled))
+            row, start = row + count, prefilled.end
+        one.admit(admissions)
+        for position in range(11):
+            other.state.positions.fill_(position)
+            fed = [context[min(position, len(context) - 1)] for context in contexts]
+            other.state.tokens.copy_(torch.tensor(fed).repeat_interleave(torch.tensor(samples)))
+            other._step(9, 64)
+    for new in admissions:
+        rows, length = slice(new.first_row, new.first_row + len(new.seeds)), len(new.context) - 1
+        for mine, theirs in zip(one.cache, other.cache, strict=True):
+            torch.testing.assert_close(mine[:, rows, :, :length], theirs[:, rows, :, :length])
+            assert not mine[:, rows, :, length:].any()
+        assert one.state.tokens[rows].tolist() == [new.context[-1]] * len(new.seeds)
+        assert one.state.positions[rows].tolist() == [length] * len(new.seeds)
+    assert one.state.seeds.tolist() == list(range(9))
+    assert (one.state.finish == RUNNING).all()
 
 
 def test_settings_that_take_turns_keep_their_buffers(model: Transformer) -> None:

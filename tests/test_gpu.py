@@ -20,8 +20,9 @@ from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.model.transformer import Transformer
 from reasonlab.problems.corpus import prompt_text
 from reasonlab.problems.tiny_world import problem_set
-from reasonlab.rollout.decoder import Decoder
+from reasonlab.rollout.decoder import LEAST_WAVE_TOKENS, WAVE_TOKENS, Decoder
 from reasonlab.rollout.engine import Engine
+from reasonlab.rollout.operations import RUNNING, Rows, TorchOperations
 from reasonlab.rollout.types import Request, Rollout, Sampling
 from reasonlab.train.learner import Learner
 from reasonlab.train.loop import start
@@ -97,6 +98,38 @@ def test_kernels_on_real_shapes(shape: str, prompts: int, dtype: torch.dtype, me
     print(f"{shape}, {prompts} prompts, {dtype}: mean {differences.mean():.2e}, max {differences.max():.2e}")
     assert differences.mean() < mean
     assert differences.max() < 30 * mean
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("spread", [3.0, 6.0])
+def test_top_p_over_a_large_vocabulary(spread: float, dtype: torch.dtype) -> None:
+    """The tokens that sorting gives, but where the last bit of a sum decides."""
+    pytest.importorskip("triton", reason="needs Triton")
+    from reasonlab.rollout.kernels import Kernels
+
+    device, sampling = prepare("cuda"), Sampling(temperature=0.6, top_p=0.95, max_tokens=4)
+    logits = (torch.randn(512, 151936, device=device) * spread).to(dtype)
+    sorted_, searched = (Rows.empty(512, 4, device) for _ in range(2))
+    for rows in (sorted_, searched):
+        rows.seeds.copy_(torch.arange(512) * 7919)
+        rows.limits.fill_(4)
+        rows.finish.fill_(RUNNING)
+    stop_ids = torch.tensor([], dtype=torch.int64, device=device)
+    TorchOperations().draw(logits, sorted_, stop_ids, sampling)
+    Kernels(on_gpu(), 1).draw(logits, searched, stop_ids, sampling)  # type: ignore[arg-type]
+    same = sorted_.tokens == searched.tokens
+    assert same.float().mean() > 0.97
+    torch.testing.assert_close(searched.logprobs[same], sorted_.logprobs[same], atol=1e-3, rtol=0)
+
+
+def test_a_wave_fits_into_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Decoder(on_gpu(), 4, 64, Sampling(max_tokens=4))  # type: ignore[arg-type]
+    assert decoder.wave_tokens() == WAVE_TOKENS["cuda"]
+    monkeypatch.setattr(torch.cuda, "memory_reserved", torch.cuda.memory_allocated)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 27, 1 << 37))
+    assert LEAST_WAVE_TOKENS <= decoder.wave_tokens() < WAVE_TOKENS["cuda"]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1 << 37))
+    assert decoder.wave_tokens() == LEAST_WAVE_TOKENS
 
 
 @pytest.mark.parametrize(("dtype", "mean"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])

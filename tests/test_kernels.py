@@ -19,7 +19,7 @@ from reasonlab.keys import key
 from reasonlab.model.transformer import Transformer
 from reasonlab.rollout import decoder as decoder_module
 from reasonlab.rollout.engine import Engine
-from reasonlab.rollout.operations import FULL, RUNNING, STOPPED, Cache, Rows, TorchOperations
+from reasonlab.rollout.operations import FULL, RUNNING, STOPPED, Cache, Place, Rows, TorchOperations
 from reasonlab.rollout.types import Request, Rollout, Sampling
 
 pytest.importorskip("triton", reason="needs Triton")
@@ -148,6 +148,20 @@ def test_attention_passes_over_rows_that_have_ended() -> None:
         assert not torch.equal(part[:, 0], kept[:, 0])
 
 
+@pytest.mark.parametrize(("kv_heads", "head_dim"), [(3, 64), (2, 80), (1, 8)])
+def test_contexts_are_stored_where_the_reference_stores_them(kv_heads: int, head_dim: int) -> None:
+    model = small_model().to(DEVICE)
+    wave = Cache(*(random(2, 170, kv_heads, head_dim, seed=seed) for seed in (7, 8)))
+    places = [Place(4, 3, 0, 7), Place(0, 1, 7, 8), Place(8, 2, 8, 8), Place(2, 1, 40, 170)]  # 65 and more: two blocks
+    expected, got = (Cache(*torch.zeros(2, 2, 10, kv_heads, 140, head_dim, device=DEVICE)) for _ in range(2))
+    TORCH.store(expected, wave, places)
+    Kernels(model, 1).store(got, wave, places)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert torch.equal(mine, theirs)
+        assert theirs[:, 6, :, :7].abs().min() > 0
+        assert not theirs[:, [1, 3, 7, 8, 9]].any()
+
+
 @pytest.mark.parametrize(("rows", "columns", "parts"), [(1024, 512, 1), (1, 64, 1), (1, 512, 2), (2, 1 << 16, 16)])
 def test_long_rows_are_split_where_rows_are_few(rows: int, columns: int, parts: int) -> None:
     assert kernels.attention_splits(rows * 2, columns) == parts
@@ -204,7 +218,36 @@ def _codes(rows: Rows) -> Tensor:
     return codes
 
 
-def test_draw_falls_back_for_truncated_distributions() -> None:
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95])
+@pytest.mark.parametrize(("vocabulary", "block"), [(32, 4096), (1000, 256)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_draw_from_the_most_likely(
+    top_p: float, vocabulary: int, block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many equal logits: of those at the edge the first ones stay, as after a stable sort."""
+    monkeypatch.setattr(TUNING, "vocabulary_block", block)
+    n = 16
+    logits = (random(n, vocabulary, seed=vocabulary) * 3).to(dtype)
+    logits[::2] = logits[::2].round() / 2
+    logits[1, : vocabulary // 2] = -torch.inf
+    logits[4], logits[4, ::3] = 1.0, 2.0
+    logits[8:] -= 20
+    expected = drawing_rows(n, vocabulary)
+    expected.finish[3] = FULL
+    got = copied(expected)
+    sampling = Sampling(temperature=0.6, top_p=top_p, max_tokens=9)
+    stop_ids = torch.arange(0, vocabulary, 5, device=DEVICE)[:7]
+    TORCH.draw(logits, expected, stop_ids, sampling)
+    triton_draw(logits, got, stop_ids, sampling)
+    running = [i for i in range(n) if i != 3]
+    assert torch.equal(got.numbers[:, running], expected.numbers[:, running])
+    assert torch.equal(got.ids[running], expected.ids[running])
+    close(got.logprobs[running], expected.logprobs[running])
+    assert not got.ids[3].any()
+
+
+def test_draw_falls_back_for_the_first_k(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SORTED_LOGITS", 5 * 50)  # of five rows
     logits, sampling = random(12, 50) * 2, Sampling(top_k=3, top_p=0.9, max_tokens=9)
     expected = drawing_rows(12, 0)
     got = copied(expected)
@@ -280,9 +323,10 @@ def test_the_kernels_compile_for_hopper() -> None:
     output = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
     assert output.returncode == 0, output.stderr
     built = {line["kernel"]: line for line in map(json.loads, output.stdout.splitlines())}
-    assert len(built) == 14
+    assert len(built) == 20
     assert all(line["shared"] <= 227 * 1024 for line in built.values())
     attention = [line for name, line in built.items() if name.startswith("attend")]
     assert all(line["asynchronous"] > 0 for line in attention)
     assert all(line["matrix"] > 0 for line in attention if line["kernel"].endswith("bf16"))
     assert built["masses bf16"]["wide"] > 0
+    assert built["store bf16"]["wide"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +14,7 @@ import torch
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
+def speed() -> ModuleType:
     path = Path(__file__).parent.parent / "benchmarks/rollout.py"
     spec = importlib.util.spec_from_file_location("rollout_benchmark", path)
     assert spec is not None
@@ -24,15 +25,15 @@ def benchmark() -> ModuleType:
     return module
 
 
-def run(benchmark: ModuleType, *more: str) -> list[dict[str, object]]:
+def run(speed: ModuleType, *more: str) -> list[dict[str, object]]:
     options = ("--device", "cpu", "--shapes", "mini", "--rows", "4", "--prompt", "6", "--new", "10")
-    results: list[dict[str, object]] = benchmark.main([*options, "--repetitions", "1", *more])
+    results: list[dict[str, object]] = speed.main([*options, "--repetitions", "1", *more])
     return results
 
 
 @pytest.mark.parity
-def test_both_sides_are_measured(benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = run(benchmark, "--sides", "engine", "transformers", "--profile", "--json", str(tmp_path / "speed.json"))
+def test_both_sides_are_measured(speed: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = run(speed, "--sides", "engine", "transformers", "--profile", "--json", str(tmp_path / "speed.json"))
     assert [result["side"] for result in results] == ["engine", "transformers", "step"]
     assert json.loads((tmp_path / "speed.json").read_text())[0] == results[0]
     printed = capsys.readouterr().out
@@ -40,26 +41,55 @@ def test_both_sides_are_measured(benchmark: ModuleType, tmp_path: Path, capsys: 
     assert "matrix products" in printed
 
 
-def test_the_check_compares_logprobs(benchmark: ModuleType) -> None:
-    results = run(benchmark, "--check", "--group", "3")
+def test_the_check_compares_logprobs(speed: ModuleType) -> None:
+    results = run(speed, "--check", "--group", "3")
     difference = results[-1]["logprob_difference"]
     assert isinstance(difference, dict)
     assert 0 < difference["mean"] <= difference["max"] < 1e-5
 
 
-def test_all_tokens_count(benchmark: ModuleType) -> None:
-    model = benchmark.random_model(benchmark.SHAPES["mini"], torch.device("cpu"), torch.float32)
-    work = benchmark.Work(rows=6, prompt=5, new=9, group=4, ragged=False)
+def test_settings_of_the_kernels_are_compared(
+    speed: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In Triton's interpreter: what counts here is that each setting is run, and once."""
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter is off where there is a GPU")
+    from test_kernels import kernels  # repairs the interpreter, and skips where there is no Triton
+
+    few = {"attention_keys": (16, 64), "attention_warps": (1,), "attention_programs": (1, 2, 64)}
+    monkeypatch.setattr(speed, "KNOBS", {"attention": few, "drawing": {"vocabulary_block": (128, 4096)}})
+    monkeypatch.setattr(speed, "DRAWS", 2)
+    monkeypatch.setattr(speed, "COMPILED_ROWS", 2)
+    monkeypatch.setattr(speed.decoder_module, "operations_for", kernels.Kernels)
+    work, shape = speed.Work(rows=1, prompt=6, new=10, group=1, ragged=False), speed.SHAPES["mini"]
+    apart = speed.settings("attention", 2, speed.ready_columns(work))
+    assert len(apart) == 4  # 1 and 2 programs are reached without a split; 64 need parts, as many as there are keys for
+    launched = [speed.compile_share(shape, work, torch.device("cpu"), torch.float32, number, 3) for number in range(3)]
+    assert sum(launched) == len(apart) + 2
+    before = asdict(kernels.TUNING)
+    results = run(speed, "--tune", "--rows", "1")
+    assert asdict(kernels.TUNING) == before
+    measured = results[0]["tuning"]
+    assert isinstance(measured, dict)
+    for part, settings in (("attention", 5), ("drawing", 2)):  # with the one that is set
+        seconds = [time for _, time in measured[part]]
+        assert (len(seconds), seconds) == (settings, sorted(seconds))
+    assert "attention_keys 16, attention_warps 1, attention_programs 64" in capsys.readouterr().out
+
+
+def test_all_tokens_count(speed: ModuleType) -> None:
+    model = speed.random_model(speed.SHAPES["mini"], torch.device("cpu"), torch.float32)
+    work = speed.Work(rows=6, prompt=5, new=9, group=4, ragged=False)
     assert [len(request.keys) for request in work.requests(512)] == [4, 2]
-    assert benchmark.engine_side(model, work)() == 6 * 9
-    ragged = benchmark.Work(rows=6, prompt=5, new=400, group=4, ragged=True)
-    assert 24 < benchmark.engine_side(model, ragged)() < 24 * 400
+    assert speed.engine_side(model, work)() == 6 * 9
+    ragged = speed.Work(rows=6, prompt=5, new=400, group=4, ragged=True)
+    assert 24 < speed.engine_side(model, ragged)() < 24 * 400
 
 
-def test_the_limit_is_reading_weights_and_cache(benchmark: ModuleType) -> None:
+def test_the_limit_is_reading_weights_and_cache(speed: ModuleType) -> None:
     """The table of the H200 that the targets come from: 135M about 780,000 tokens/s at 256 rows, 920,000 at 1024."""
     with torch.device("meta"):
-        model = benchmark.Transformer(benchmark.SHAPES["135m"]).to(torch.bfloat16)
+        model = speed.Transformer(speed.SHAPES["135m"]).to(torch.bfloat16)
     assert sum(p.numel() for p in model.parameters()) == 134_515_008
     for rows, expected in ((256, 780_000), (1024, 920_000)):
-        assert benchmark.limit(model, benchmark.Work(rows, 64, 256, 1, False), 4.3) == pytest.approx(expected, rel=0.02)
+        assert speed.limit(model, speed.Work(rows, 64, 256, 1, False), 4.3) == pytest.approx(expected, rel=0.02)

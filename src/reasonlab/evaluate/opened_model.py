@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def _sampling(arguments: argparse.Namespace, default: Sampling, stop_ids: tuple[
             "sampling needs a temperature of at least 0, a top-p in (0, 1] and at least one token",
             "Check --temperature, --top-p and --max-tokens",
         )
-    return sampling
+    return replace(sampling, top_p=1.0) if sampling.temperature == 0 else sampling  # nothing is drawn
 
 
 def _template_arguments(arguments: argparse.Namespace) -> dict[str, Any]:

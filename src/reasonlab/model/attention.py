@@ -9,8 +9,9 @@ right, so no mask is needed and padded slots never reach a real token.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,8 +47,12 @@ class PackedCausal:
         return self.padded(q, k, v)
 
     @cached_property
+    def pieces(self) -> Pieces | None:
+        return Pieces.of(self.sizes, self.tokens, self.count)
+
+    @cached_property
     def ragged(self) -> Ragged | None:
-        return Ragged.of(self.sizes, self.tokens, self.count, self.device)
+        return None if self.pieces is None else Ragged.of(self.pieces, self.device)
 
     @cached_property
     def padded(self) -> Padded:
@@ -106,33 +111,38 @@ class Padded:
 # --- flash attention -------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class Span:
     """Where each of several pieces begins and ends in a flat list, as the flash kernels want to know it."""
 
-    def __init__(self, sizes: Array, device: torch.device) -> None:
-        bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes))).astype(np.int32)
-        self.bounds, self.longest = to_device(bounds, device), int(sizes.max(initial=0))
-
-
-class Ragged:
-    """The sequences as they lie: nothing is padded, and of shared tokens no more than their keys is copied.
-
-    The tokens that a sequence is the first to have follow one another: they are its own. Before them it may have a
-    beginning that belongs to others, such as a prompt. A query sees the keys of its own sequence causally, and all
-    keys of the beginning. The two parts are attended apart, with results o₁, o₂ and l₁, l₂ for log Σ exp(score):
-
-        l = log(exp l₁ + exp l₂),    o = o₁ + σ(l₂ − l₁) (o₂ − o₁).
-
-    The gradient of a part is that of flash attention with the o and l of the whole in place of its own, because the
-    weights are exp(score − l) and ∂L/∂score = weight · (∂L/∂o · v − ∂L/∂o · o).
-    """
-
-    def __init__(self, own: Span, queries: Span | None = None, keys: Span | None = None, at: Tensor | None = None):
-        self.own = own
-        self.queries, self.keys, self.at = queries, keys, at  # of the beginnings, if there are any
+    bounds: Tensor
+    longest: int  # no piece is longer
 
     @classmethod
-    def of(cls, sizes: Array, tokens: Array, count: int, device: torch.device) -> Ragged | None:
+    def of(cls, sizes: Array, device: torch.device) -> Span:
+        return cls(to_device(bounds_of(sizes), device), int(sizes.max(initial=0)))
+
+
+def bounds_of(sizes: Array, count: int | None = None) -> NDArray[np.int32]:
+    """0 and the end of each piece; pieces of no length fill up to `count` of them."""
+    more = 0 if count is None else count - len(sizes)
+    return np.cumsum(np.pad(sizes, (1, more))).astype(np.int32)
+
+
+class Pieces(NamedTuple):
+    """How sequences lie in a flat list of tokens (see `Ragged`): sizes of pieces that follow one another."""
+
+    own: Array  # the tokens that each sequence is the first to have
+    queries: Array  # the same tokens, cut where the beginning before them is another one
+    keys: Array  # how long those beginnings are; of no length where there is none
+    at: Array  # the tokens of all beginnings
+
+    @property
+    def shared(self) -> bool:
+        return len(self.at) > 0
+
+    @classmethod
+    def of(cls, sizes: Array, tokens: Array, count: int) -> Pieces | None:
         """None if the sequences do not lie in this way."""
         starts = np.cumsum(sizes) - sizes
         within = np.arange(len(tokens)) - np.repeat(starts, sizes)
@@ -146,20 +156,41 @@ class Ragged:
             return None
         some = own > 0  # a sequence of which others have everything needs no computing
         own, begun, starts = own[some], begun[some], starts[some]
-        if not begun.any():
-            return cls(Span(own, device))
         # A token has the same beginning wherever it stands, so the last token of a beginning says which one it is.
         # Neighbours with the same one ask together.
         last = np.where(begun > 0, tokens[starts + begun - 1], -1)
         first = np.flatnonzero(np.concatenate((np.ones(1, bool), last[1:] != last[:-1])))
         asked = begun[first]
         places = np.repeat(starts[first] - (np.cumsum(asked) - asked), asked) + np.arange(asked.sum())
-        return cls(
-            Span(own, device),
-            Span(np.add.reduceat(own, first), device),
-            Span(asked, device),
-            to_device(tokens[places], device),
-        )
+        return cls(own, np.add.reduceat(own, first), asked, tokens[places])
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """The sequences as they lie: nothing is padded, and of shared tokens no more than their keys is copied.
+
+    The tokens that a sequence is the first to have follow one another: they are its own. Before them it may have a
+    beginning that belongs to others, such as a prompt. A query sees the keys of its own sequence causally, and all
+    keys of the beginning. The two parts are attended apart, with results o₁, o₂ and l₁, l₂ for log Σ exp(score):
+
+        l = log(exp l₁ + exp l₂),    o = o₁ + σ(l₂ − l₁) (o₂ − o₁).
+
+    The gradient of a part is that of flash attention with the o and l of the whole in place of its own, because the
+    weights are exp(score − l) and ∂L/∂score = weight · (∂L/∂o · v − ∂L/∂o · o).
+    """
+
+    own: Span
+    queries: Span | None = None  # of the beginnings, if there are any
+    keys: Span | None = None
+    at: Tensor | None = None
+    unread: Tensor | None = None  # the entries of `at` that no piece has, where it was filled up to a size
+
+    @classmethod
+    def of(cls, pieces: Pieces, device: torch.device) -> Ragged:
+        if not pieces.shared:
+            return cls(Span.of(pieces.own, device))
+        own, queries, keys = (Span.of(sizes, device) for sizes in pieces[:3])
+        return cls(own, queries, keys, to_device(pieces.at, device))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mixed: Tensor = _RaggedAttention.apply(q, k, v, self)  # type: ignore[no-untyped-call]
@@ -193,6 +224,8 @@ class _RaggedAttention(torch.autograd.Function):
                 gradient, q, k.index_select(0, at), v.index_select(0, at), out, total, queries, keys, causal=False
             )
             of_q += q_part
+            if (unread := ctx.ragged.unread) is not None:  # nobody wrote there
+                k_part, v_part = (x.masked_fill(unread[:, None, None], 0.0) for x in (k_part, v_part))
             # A beginning that many share is added up in fp32: bf16 would round at every addition.
             of_k = of_k.float().index_add_(0, at, k_part.float()).to(k.dtype)
             of_v = of_v.float().index_add_(0, at, v_part.float()).to(v.dtype)
@@ -244,7 +277,10 @@ def flash_backward(
 
 def to_device(array: NDArray[Any], device: torch.device | str) -> Tensor:
     """The array as a tensor. To CUDA it travels behind the work that waits there, and nobody waits for it."""
+    return for_device(array, device).to(device, non_blocking=True)
+
+
+def for_device(array: NDArray[Any], device: torch.device | str) -> Tensor:
+    """The array on the host, where a copy to the device can begin without anybody waiting for it."""
     tensor = torch.from_numpy(array)
-    if torch.device(device).type == "cuda" and tensor.numel():
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    return tensor.pin_memory() if torch.device(device).type == "cuda" and tensor.numel() else tensor

@@ -50,8 +50,8 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
         layer: int,
         attend: Attend | FusedAttention,
         rows: Tensor | None = None,
@@ -59,6 +59,8 @@ class Attention(nn.Module):
         qkv = self.qkv(x)
         if isinstance(attend, FusedAttention):
             return self.output(attend.attend(layer, qkv, self))  # type: ignore[no-any-return]
+        assert cos is not None
+        assert sin is not None
         v: Tensor | None = None
         if self.q_norm is not None and self.k_norm is not None:
             shape = (self.heads, self.kv_heads, self.kv_heads)
@@ -95,8 +97,8 @@ class Block(nn.Module):
         self,
         x: Tensor,
         branch: Tensor | None,
-        cos: Tensor,
-        sin: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
         layer: int,
         attend: Attend | FusedAttention,
         rows: Tensor | None = None,
@@ -140,9 +142,12 @@ class Transformer(nn.Module):
         With `rows` only those of the named tokens: the last layer then does no more for the others than being seen.
         """
         x = residual(self.embedding(tokens))
-        angles = positions[:, None].float() * self.inverse_frequencies
-        cos = (angles.cos() * self.rope_scale).to(x.dtype)[:, None, :]
-        sin = (angles.sin() * self.rope_scale).to(x.dtype)[:, None, :]
+        cos: Tensor | None = None
+        sin: Tensor | None = None
+        if not isinstance(attend, FusedAttention):  # which turns heads by itself
+            angles = positions[:, None].float() * self.inverse_frequencies
+            cos = (angles.cos() * self.rope_scale).to(x.dtype)[:, None, :]
+            sin = (angles.sin() * self.rope_scale).to(x.dtype)[:, None, :]
         branch: Tensor | None = None
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):

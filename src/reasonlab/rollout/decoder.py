@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -18,10 +19,15 @@ from torch import Tensor
 
 from reasonlab.model.attention import PackedCausal
 from reasonlab.model.transformer import Transformer
-from reasonlab.rollout.operations import FULL, RUNNING, Cache, Rows, operations_for
+from reasonlab.rollout.operations import FULL, RUNNING, Cache, Place, Rows, operations_for
 from reasonlab.rollout.types import Rollout, Sampling
 
 MOVED_BYTES = 1 << 28  # of keys that a move copies at a time
+WAVE_TOKENS = {"cpu": 8192, "cuda": 65536}  # prefilled at once, at most
+# Of a GPU's free memory, for a wave. On one that is nearly full waves get smaller, but not so small that the device
+# waits for the host.
+WAVE_SHARE = 4
+LEAST_WAVE_TOKENS = 2048
 
 
 class Storage:
@@ -49,10 +55,9 @@ class Storage:
 
 @dataclass(slots=True)
 class Prefilled:
-    """The tokens from `begin` to before `end` of a wave whose keys and values are [layers, tokens, kv_heads, d]."""
+    """The tokens from `begin` to before `end` of a wave."""
 
-    keys: Tensor
-    values: Tensor
+    wave: Cache
     begin: int
     end: int
 
@@ -94,13 +99,34 @@ class Decoder:
 
     # --- contexts ----------------------------------------------------------------------------------------------
 
-    def prefill(self, contexts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Keys and values of all tokens but the last of each context: [layers, tokens, kv_heads, d] each."""
-        bodies = [list(context[:-1]) for context in contexts if len(context) > 1]
-        capture = _CapturingAttention([len(body) for body in bodies], self.device)
-        flat = _to(self.device, torch.tensor([token for body in bodies for token in body]))
-        self.model(flat, capture.packed.positions, capture)
-        return torch.stack(capture.keys), torch.stack(capture.values)
+    def wave_tokens(self) -> int:
+        """How many tokens to prefill at once.
+
+        On CUDA a forward pass over few is bound by the host, so a wave is as large as a part of the free memory allows.
+        Powers of two, so that a little more or less free memory does not change what is computed together.
+        """
+        most = WAVE_TOKENS[self.device.type]
+        if self.device.type == "cpu":
+            return most
+        config, size = self.model.config, self.cache.keys.element_size()
+        kept = 2 * config.layers * config.kv_heads * config.head_dim * size
+        heads = (config.heads + 2 * config.kv_heads) * config.head_dim
+        # At its widest place a layer holds the fp32 sum before and after, gate and up and their product.
+        passing = 12 * config.hidden_size + size * (2 * heads + 3 * config.intermediate_size)
+        unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        free = torch.cuda.mem_get_info(self.device)[0] + unused
+        room = free // WAVE_SHARE // (kept + passing)
+        return min(max(1 << room.bit_length() >> 1, LEAST_WAVE_TOKENS), most)
+
+    def prefill(self, contexts: Sequence[Sequence[int]]) -> Cache:
+        """Keys and values of all tokens but the last of each context."""
+        lengths = [len(context) - 1 for context in contexts if len(context) > 1]
+        capture = _CapturingAttention(self.model, lengths)
+        bodies = chain.from_iterable(context[:-1] for context in contexts)
+        flat = _to(self.device, torch.from_numpy(np.fromiter(bodies, np.int64, sum(lengths))))
+        nobody = torch.empty(0, dtype=torch.int64, device=self.device)  # is asked for its hidden state
+        self.model(flat, capture.packed.positions, capture, nobody)
+        return capture.seen
 
     def limit(self, made: int) -> int:
         """How many tokens a rollout may have at the end of this call if it has `made` already."""
@@ -114,49 +140,33 @@ class Decoder:
         """
         if not admissions:
             return
-        where: list[int] = []
-        numbers: list[list[int]] = []
         self.store_contexts(admissions)
-        for new in admissions:
-            body = len(new.context) - 1
-            made = 0 if new.started is None else len(new.started.ids)
-            rows = slice(new.first_row, new.first_row + len(new.seeds))
+        counts = [len(new.seeds) for new in admissions]
+        started = [0 if new.started is None else len(new.started.ids) for new in admissions]
+        for new, made in zip(admissions, started, strict=True):
             if new.started is not None:
+                rows = slice(new.first_row, new.first_row + len(new.seeds))
                 self.state.ids[rows, :made] = _to(self.device, torch.tensor(new.started.ids))
                 self.state.logprobs[rows, :made] = _to(self.device, torch.from_numpy(new.started.logprobs))
-            where += range(rows.start, rows.stop)
-            numbers += [[int(new.context[-1]), body, seed, made, self.limit(made), RUNNING] for seed in new.seeds]
-        table = _to(self.device, torch.tensor([where, *zip(*numbers, strict=True)]))
-        self.state.numbers[:, table[0]] = table[1:]
+        shared = [
+            (new.first_row, new.context[-1], len(new.context) - 1, 0, made, self.limit(made), RUNNING)
+            for new, made in zip(admissions, started, strict=True)
+        ]  # by the samples of an admission; their seeds come below, and rows follow one another
+        table = np.repeat(np.array(shared, np.int64).T, counts, axis=1)
+        table[0] += np.arange(sum(counts)) - np.repeat(np.cumsum(counts) - counts, counts)
+        table[3] = np.fromiter(chain.from_iterable(new.seeds for new in admissions), np.int64, sum(counts))
+        places = _to(self.device, torch.from_numpy(table))
+        self.state.numbers[:, places[0]] = places[1:]
 
     def store_contexts(self, admissions: Sequence[Admission]) -> None:
-        """Write the keys and values of the contexts into the rows: on CUDA all of a wave together, layer by layer."""
-        if self.device.type == "cpu":
-            for new in admissions:
-                if new.prefilled is not None:
-                    rows, tokens = slice(new.first_row, new.first_row + len(new.seeds)), new.prefilled
-                    length, part = tokens.end - tokens.begin, slice(tokens.begin, tokens.end)
-                    self.cache.keys[:, rows, :, :length] = tokens.keys[:, part].transpose(1, 2)[:, None]
-                    self.cache.values[:, rows, :, :length] = tokens.values[:, part].transpose(1, 2)[:, None]
-            return
-        waves: dict[int, list[tuple[Admission, Prefilled]]] = {}
+        """Write the keys and values of the contexts into the rows, all of a wave together."""
+        waves: dict[int, tuple[Cache, list[Place]]] = {}
         for new in admissions:
-            if new.prefilled is not None:
-                waves.setdefault(id(new.prefilled.keys), []).append((new, new.prefilled))
-        for wave in waves.values():
-            self.store_wave(wave)
-
-    def store_wave(self, wave: Sequence[tuple[Admission, Prefilled]]) -> None:
-        places = []  # row, column and token of the wave
-        for new, tokens in wave:
-            rows, length = len(new.seeds), tokens.end - tokens.begin
-            row = np.repeat(np.arange(new.first_row, new.first_row + rows), length)
-            column = np.tile(np.arange(length), rows)
-            places.append(np.stack((row, column, column + tokens.begin)))
-        row, column, token = _to(self.device, torch.from_numpy(np.concatenate(places, axis=1)))
-        for cached, computed in zip(self.cache, (wave[0][1].keys, wave[0][1].values), strict=True):
-            for layer in range(len(cached)):
-                cached[layer].transpose(1, 2)[row, column] = computed[layer, token]
+            if (tokens := new.prefilled) is not None and tokens.end > tokens.begin:
+                place = Place(new.first_row, len(new.seeds), tokens.begin, tokens.end)
+                waves.setdefault(id(tokens.wave), (tokens.wave, []))[1].append(place)
+        for wave, places in waves.values():
+            self.operations.store(self.cache, wave, places)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy rows of at most `length` tokens into free slots."""
@@ -192,10 +202,10 @@ class Decoder:
         counts, codes, ids = (x.numpy() for x in (self.state.counts, self.state.finish, self.state.ids))
         return Report(counts, codes, ids, np.zeros_like(counts))
 
-    def read(self, rows: Sequence[int]) -> Reading:
-        """Have the tokens and logprobs of some rows brought to the host before anything else happens to them."""
+    def read(self, rows: Sequence[int], tokens: int) -> Reading:
+        """Have the first tokens of some rows and their logprobs brought to the host before the rows change."""
         where = _to(self.device, torch.tensor(rows))
-        return Reading(self.state.ids[where], self.state.logprobs[where])
+        return Reading(self.state.ids[:, :tokens][where], self.state.logprobs[:, :tokens][where])
 
     # --- steps -------------------------------------------------------------------------------------------------
 
@@ -300,14 +310,16 @@ class Reading:
 class _CapturingAttention:
     """Packed causal attention that keeps the keys and values it sees."""
 
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        self.packed = PackedCausal(lengths, device)
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+    def __init__(self, model: Transformer, lengths: Sequence[int]) -> None:
+        config, weight = model.config, model.embedding.weight
+        self.packed = PackedCausal(lengths, weight.device)
+        shape = (config.layers, self.packed.count, config.kv_heads, config.head_dim)
+        self.seen = Cache(*(torch.empty(shape, dtype=weight.dtype, device=weight.device) for _ in range(2)))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.keys.append(k.contiguous())  # not views, which would keep every layer's queries too
-        self.values.append(v.contiguous())
+        self.seen.keys[layer], self.seen.values[layer] = k, v
+        if layer == len(self.seen.keys) - 1:
+            return q  # nobody looks at what this layer mixes
         return self.packed(layer, q, k, v)
 
 

@@ -22,7 +22,6 @@ from reasonlab.rollout.decoder import Admission, Decoder, Prefilled, Reading, Re
 from reasonlab.rollout.operations import RUNNING, STOPPED
 from reasonlab.rollout.types import Finish, Request, Rollout, Sampling
 
-PREFILL_TOKENS = 8192
 REPETITION_INTERVAL = 16
 CHECK_INTERVAL = {"cpu": 1, "cuda": 8}  # steps between two looks at which rows are done
 # Steps of an interval that are launched before its look is waited for: the device works on while the host sorts rows.
@@ -142,9 +141,8 @@ class Engine:
             ends = self._ends(decoder, table) if table else {}
             if ends:
                 rows = sorted(ends)
-                leaving = _Leaving(
-                    [table.samples[row] for row in rows], [ends[row] for row in rows], decoder.read(rows)
-                )
+                reading = decoder.read(rows, max(count for count, _ in ends.values()))
+                leaving = _Leaving([table.samples[row] for row in rows], [ends[row] for row in rows], reading)
                 table.remove(rows, decoder)
 
     def _decoder(self, worker: int, rows: int, columns: int, sampling: Sampling) -> Decoder:
@@ -276,8 +274,9 @@ class _Leaving:
     def collect(self, requests: Sequence[Request], version: int, results: list[list[Rollout | None]]) -> int:
         """Put the rollouts where they belong; returns how many are finished."""
         ids, logprobs = self.reading.arrays()
+        newest = np.full(ids.shape[1], version, np.int32)
         for i, (sample, (count, finish)) in enumerate(zip(self.samples, self.ends, strict=True)):
-            versions = np.full(count, version, np.int32)
+            versions = newest[:count].copy()
             if sample.started is not None:
                 versions[: len(sample.started.ids)] = sample.started.versions
             prompt = list(requests[sample.request].prompt)
@@ -294,6 +293,7 @@ class _Waiting:
         self.unfilled = deque(contexts)
         self.ready: deque[tuple[_Context, Prefilled | None]] = deque()
         self.next_sample = 0  # of the first ready context
+        self.wave_tokens = decoder.wave_tokens()
 
     def __bool__(self) -> bool:
         return bool(self.ready or self.unfilled)
@@ -322,17 +322,17 @@ class _Waiting:
     def _prefill_wave(self) -> None:
         wave: list[_Context] = []
         tokens = 0
-        while self.unfilled and (not wave or tokens + len(self.unfilled[0].tokens) <= PREFILL_TOKENS):
+        while self.unfilled and (not wave or tokens + len(self.unfilled[0].tokens) <= self.wave_tokens):
             wave.append(self.unfilled.popleft())
             tokens += len(wave[-1].tokens)
         if all(len(context.tokens) == 1 for context in wave):
             self.ready.extend((context, None) for context in wave)
             return
-        keys, values = self.decoder.prefill([context.tokens for context in wave])
+        computed = self.decoder.prefill([context.tokens for context in wave])
         start = 0
         for context in wave:
             end = start + len(context.tokens) - 1
-            self.ready.append((context, Prefilled(keys, values, start, end)))
+            self.ready.append((context, Prefilled(computed, start, end)))
             start = end
 
 

@@ -1,11 +1,13 @@
 """What a decoding step adds to the transformer, in plain torch; `kernels.py` does the same on CUDA in a few kernels.
 
-That is attention to the cache, and the draw of a token with the bookkeeping of a row.
+That is attention to the cache, and the draw of a token with the bookkeeping of a row; and before the first step, the
+way of prefilled keys and values into the cache.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -21,10 +23,19 @@ RUNNING, STOPPED, FULL = 0, 1, 2
 
 
 class Cache(NamedTuple):
-    """Keys and values of all rows: [layers, rows, kv_heads, columns, head_dim] each."""
+    """Keys and values: [layers, rows, kv_heads, columns, d] each, or [layers, tokens, kv_heads, d] of a wave."""
 
     keys: Tensor
     values: Tensor
+
+
+class Place(NamedTuple):
+    """Where the tokens from `begin` to before `end` of a wave go: to the first columns of `rows` neighbouring rows."""
+
+    first_row: int
+    rows: int
+    begin: int
+    end: int
 
 
 @dataclass(slots=True)
@@ -64,6 +75,10 @@ class Operations(Protocol):
     reads_columns: bool
     """Whether the cost of attention depends on the `columns` it is given, not on the lengths of the rows alone."""
 
+    def store(self, cache: Cache, wave: Cache, places: Sequence[Place]) -> None:
+        """Copy contexts into the cache from a prefilled wave, whose tensors are [layers, tokens, kv_heads, d]."""
+        ...
+
     def attention(self, cache: Cache, rows: Rows, columns: int) -> Attend | FusedAttention:
         """Attention of one step: the new keys and values go into the cache at each row's position, and all up to there
         is attended to. No row is longer than `columns`."""
@@ -87,6 +102,12 @@ class TorchOperations:
     """The reference, and what runs on the CPU."""
 
     reads_columns = True
+
+    def store(self, cache: Cache, wave: Cache, places: Sequence[Place]) -> None:
+        for place in places:
+            rows, columns = slice(place.first_row, place.first_row + place.rows), place.end - place.begin
+            for cached, computed in zip(cache, wave, strict=True):
+                cached[:, rows, :, :columns] = computed[:, place.begin : place.end].transpose(1, 2)[:, None]
 
     def attention(self, cache: Cache, rows: Rows, columns: int) -> Attend:
         n, positions = len(rows.positions), rows.positions

@@ -140,6 +140,21 @@ class Layout:
             targets=np.concatenate([e.response for e in examples]),
         )
 
+    def filled(self, tokens: int, readers: int, longest: int) -> Layout:
+        """With so many tokens and readers. Those that are added stand last, and nobody should want to know of them.
+
+        The added tokens are sequences of their own, none longer than `longest`. They repeat the ids there are, and the
+        added readers are spread over all tokens: where many have the same, their gradients wait for one another.
+        """
+        size, more = len(self.ids), readers - len(self.readers)
+        return Layout(
+            ids=np.resize(self.ids, tokens),
+            lengths=[*self.lengths, *(min(longest, tokens - start) for start in range(size, tokens, longest))],
+            sequences=np.concatenate((self.sequences, np.arange(size, tokens))),
+            readers=np.concatenate((self.readers, np.arange(more) % tokens)),
+            targets=np.pad(self.targets, (0, more)),
+        )
+
 
 def _ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """start, start + 1, … of each pair, one behind the other."""

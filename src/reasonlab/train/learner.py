@@ -3,9 +3,10 @@
 One optimizer step: examples are packed into micro-batches by token budget, each gives the sum of its losses divided
 by one count that was taken over the whole step, gradients are added in a fixed order in fp32, clipped, and AdamW
 moves the fp32 weights. On CUDA in bf16 a copy of the weights does the computing (`working`): gradients are taken
-with respect to it, and it is written anew after each step. The engine samples with the same copy. Nothing waits for
-the device between the first micro-batch and the norm of the gradient. On the CPU micro-batches are shared out to
-threads that each compute single-threaded; the order of the sum does not depend on them, so neither does the result.
+with respect to it, and it is written anew after each step. The engine samples with the same copy. Forward and backward
+pass are captured as CUDA graphs there (`graphs.py`). Nothing waits for the device between the first micro-batch and the
+norm of the gradient, but to capture. On the CPU micro-batches are shared out to threads that each compute
+single-threaded; the order of the sum does not depend on them, so neither does the result.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,9 +27,11 @@ from torch.utils.checkpoint import checkpoint
 
 from reasonlab.config import LearnerConfig
 from reasonlab.hardware import worker_pool
+from reasonlab.model import attention
 from reasonlab.model.attention import PackedCausal, to_device
 from reasonlab.model.fused import head_logprobs, uses_kernels
-from reasonlab.model.transformer import Transformer
+from reasonlab.model.transformer import Attend, Transformer
+from reasonlab.train import graphs
 from reasonlab.train.batch import Example, Layout, TokenBatch, Totals, micro_batches, pack
 
 Loss = Callable[[Tensor, TokenBatch], tuple[Tensor, dict[str, Tensor]]]
@@ -51,7 +55,8 @@ class GradientPart(NamedTuple):
     mismatch: Tensor
     largest_mismatch: Tensor
     metrics: dict[str, Tensor]
-    gradients: list[Tensor]  # with respect to the working weights; zero if the loss is not finite
+    # With respect to the working weights; zero if the loss is not finite. Empty if they are in the step's sums already.
+    gradients: list[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Learner:
             part.recompute = config.recompute
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.working_parameters = [p for p in self.working.parameters() if p.requires_grad]
+        self.graphs = self.new_graphs() if self._captures() else None
         self.steps = 0
         self.optimizer = torch.optim.AdamW(
             self.parameters,
@@ -88,6 +94,19 @@ class Learner:
             weight_decay=config.weight_decay,
             fused=True,
         )
+
+    def _captures(self) -> bool:
+        """Whether everything that an update launches can be captured."""
+        model = self.working
+        if model is self.model or not isinstance(model, Transformer):
+            return False
+        heads = model.embedding.weight.new_empty(1, 1, model.config.head_dim)
+        asked_for = graphs.CAPTURE and not self.config.recompute and bool(self.working_parameters)
+        return asked_for and uses_kernels(heads) and attention.flash_takes(heads)
+
+    def new_graphs(self) -> graphs.UpdateGraphs:
+        compute = partial(read_pack, self.working, self.temperature, True, True)
+        return graphs.UpdateGraphs(self.working, self.working_parameters, compute)
 
     # --- updates -----------------------------------------------------------------------------------------------
 
@@ -107,8 +126,11 @@ class Learner:
         parts: list[tuple[Objective, GradientPart]] = []
         gradients: list[Tensor] | None = None
         for (_, objective), part in zip(packs, self.gradients(packs), strict=True):
-            gradients = add_in_fp32(gradients, part.gradients)
-            part.gradients.clear()
+            if self.graphs is None:
+                gradients = add_in_fp32(gradients, part.gradients)
+                part.gradients.clear()
+            else:
+                gradients = self.graphs.sums
             parts.append((objective, part))
         sums: dict[str, float] = {}
         entropies, mismatches, mismatch, nonfinite = 0.0, 0.0, 0.0, 0
@@ -162,18 +184,29 @@ class Learner:
         def work(one: tuple[Sequence[Example], Objective]) -> GradientPart:
             examples, objective = one
             batch = pack(examples, objective.totals, self.device)
-            logprobs, entropy = self._forward(examples, with_entropy=True)
+            forward = None if self.graphs is None else self.graphs.forward(Layout.of(examples))
+            logprobs, entropy = self._forward(examples, with_entropy=True) if forward is None else forward[:2]
             value, metrics = objective.loss(logprobs, batch)
             distance = ((logprobs.detach() - batch.old) * batch.mask).abs()
-            return GradientPart(
+            part = GradientPart(
                 loss=value.detach(),
                 entropy=(entropy * batch.mask).sum(),
                 mismatch=distance.sum(),
                 largest_mismatch=distance.max(),
-                metrics=metrics,
-                gradients=finite_gradients(value, [logprobs], self.working_parameters),
+                metrics={name: metric.detach() for name, metric in metrics.items()},
+                gradients=[],
             )
+            if forward is not None:
+                forward.backward(*finite_slopes(value, [logprobs]))
+                return part
+            gradients = finite_gradients(value, [logprobs], self.working_parameters)
+            if self.graphs is None:
+                return part._replace(gradients=gradients)
+            torch._foreach_add_(self.graphs.sums, gradients)
+            return part
 
+        if self.graphs is not None:
+            self.graphs.begin()
         if self.workers == 1 or len(packs) == 1:
             yield from map(work, packs)
         else:
@@ -199,9 +232,26 @@ class Learner:
         layout = Layout.of(examples)
         attend = PackedCausal(layout.lengths, self.device, layout.sequences)
         ids, readers, targets = (to_device(x, self.device) for x in (layout.ids, layout.readers, layout.targets))
-        hidden = self.working(ids, attend.positions, attend).index_select(0, readers)
-        head, keep = self.working.head_weight, not self.config.recompute
-        return token_logprobs(hidden, head, targets, self.temperature, with_entropy, keep)
+        keep = not self.config.recompute
+        return read_pack(
+            self.working, self.temperature, with_entropy, keep, ids, attend.positions, attend, readers, targets
+        )
+
+
+def read_pack(
+    model: Transformer,
+    temperature: float,
+    with_entropy: bool,
+    keep_logits: bool,
+    ids: Tensor,
+    positions: Tensor,
+    attend: Attend,
+    readers: Tensor,
+    targets: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Logprobs of the targets and entropies, as predicted at the readers among the tokens."""
+    hidden = model(ids, positions, attend).index_select(0, readers)
+    return token_logprobs(hidden, model.head_weight, targets, temperature, with_entropy, keep_logits)
 
 
 def transformers_in(model: nn.Module) -> list[Transformer]:
@@ -223,10 +273,15 @@ def finite_gradients(value: Tensor, outputs: Sequence[Tensor], parameters: Seque
     small, is replaced by zero on the device. What the network itself makes infinite stays so: it ends in the norm.
     """
     outputs = [output for output in outputs if output.requires_grad]
+    slopes = finite_slopes(value, outputs)
+    return list(torch.autograd.grad(outputs, parameters, slopes, materialize_grads=True))
+
+
+def finite_slopes(value: Tensor, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """∂value/∂output of each output; zero if the value is not finite."""
     slopes = torch.autograd.grad(value, outputs, materialize_grads=True)
     sound = value.detach().isfinite()
-    slopes = tuple(torch.where(sound, slope, 0.0) for slope in slopes)
-    return list(torch.autograd.grad(outputs, parameters, slopes, materialize_grads=True))
+    return [torch.where(sound, slope, 0.0) for slope in slopes]
 
 
 def add_in_fp32(total: list[Tensor] | None, parts: Sequence[Tensor]) -> list[Tensor]:
