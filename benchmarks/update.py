@@ -98,9 +98,12 @@ class Work:
         return 3 * forward_flops(self.model, self.tokens, self.sequences * self.length**2)
 
     def transformer(self) -> Transformer:
-        model = Transformer(self.model)
-        model.initialise(0)
-        return model.to(self.device)
+        with torch.device(self.device):
+            model = Transformer(self.model)
+        generator = torch.Generator(self.device).manual_seed(0)
+        for name, parameter in model.named_parameters():
+            torch.nn.init.normal_(parameter, float(name.endswith("norm.weight")), 0.02, generator)
+        return model
 
     def examples(self) -> list[Example]:
         rng = np.random.default_rng(0)
@@ -133,13 +136,13 @@ def ours(work: Work, recompute: bool = False) -> tuple[Step, Gradients]:
     learner, examples = Learner(work.transformer(), config), work.examples()
     seen: Gradients = {}
     names = [name for name, _ in learner.model.named_parameters()]
-    norm = torch.nn.utils.clip_grad_norm_
+    move = learner._move
 
-    def note(parameters: Sequence[Tensor], most: float) -> Tensor:
-        seen.update({n: p.grad.cpu().clone() for n, p in zip(names, parameters, strict=True) if p.grad is not None})
-        return norm(parameters, most)
+    def note(gradients: Sequence[Tensor], losses: Sequence[Tensor], lr: float) -> Tensor:
+        seen.update({name: gradient.cpu().clone() for name, gradient in zip(names, gradients, strict=True)})
+        return move(gradients, losses, lr)
 
-    with patch.object(torch.nn.utils, "clip_grad_norm_", note):
+    with patch.object(learner, "_move", note):
         learner.step(examples, policy_gradient)
     return lambda: _ignore(learner.step(examples, policy_gradient)), seen
 

@@ -31,12 +31,12 @@ class Tuning:
     """What to measure on a new device (`benchmarks/rollout.py --tune`)."""
 
     attention_keys: int = 64  # keys read at a time
-    attention_warps: int = 4
-    attention_stages: int = 3
-    attention_programs: int = 264  # split long rows until there are so many (2 for each of 132 multiprocessors)
+    attention_warps: int = 2
+    attention_stages: int = 2
+    attention_programs: int = 132  # split long rows until there are so many: one for each multiprocessor of an H200
     most_splits: int = 16
-    vocabulary_block: int = 4096
-    vocabulary_warps: int = 4
+    vocabulary_block: int = 2048
+    vocabulary_warps: int = 2
 
 
 TUNING = Tuning()

@@ -132,6 +132,7 @@ class Learner:
             else:
                 gradients = self.graphs.sums
             parts.append((objective, part))
+        norm = self._move(gradients, [part.loss for _, part in parts], lr) if gradients is not None else None
         sums: dict[str, float] = {}
         entropies, mismatches, mismatch, nonfinite = 0.0, 0.0, 0.0, 0
         readings = read_numbers([part for _, part in parts])
@@ -143,18 +144,8 @@ class Learner:
                 entropies, mismatches, mismatch = entropies + entropy, mismatches + distance, max(mismatch, largest)
             for name, number in {"loss": loss, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + number
-        grad_norm = 0.0
-        if gradients is not None and nonfinite < len(parts):
-            for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                parameter.grad = gradient
-            grad_norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_grad_norm))
-            if math.isfinite(grad_norm):
-                self.optimizer.param_groups[0]["lr"] = lr
-                self.optimizer.step()
-                self.refresh()
-            else:
-                nonfinite += 1
-            self.optimizer.zero_grad(set_to_none=True)
+        grad_norm = 0.0 if norm is None else float(norm)
+        nonfinite += not math.isfinite(grad_norm)
         self.steps += 1
         tokens = Totals.of(objectives[0].examples).tokens
         return StepResult(
@@ -167,6 +158,31 @@ class Learner:
             metrics=sums,
             mean_mismatch=mismatches / tokens,
         )
+
+    def _move(self, gradients: Sequence[Tensor], losses: Sequence[Tensor], lr: float) -> Tensor:
+        """Clip the gradients and step; returns their norm. Nothing moves if no loss or if not the norm is finite.
+
+        On CUDA nobody waits to see that: the fused optimizer itself divides by `grad_scale` and stops at `found_inf`,
+        and so everything is launched while the device still computes the gradients.
+        """
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.optimizer.param_groups[0]["lr"] = lr
+        some_finite = torch.stack([loss.float() for loss in losses]).isfinite().any()
+        most = self.config.clip_grad_norm
+        if self.device.type == "cuda":
+            norm = torch.nn.utils.get_total_norm(gradients)
+            self.optimizer.grad_scale = ((norm + 1e-6) / most).clamp(min=1.0)  # type: ignore[attr-defined]
+            self.optimizer.found_inf = (~(norm.isfinite() & some_finite)).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+            self.refresh()
+        else:
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, most)
+            if norm.isfinite() and some_finite:
+                self.optimizer.step()
+                self.refresh()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
 
     def refresh(self) -> None:
         """Write the working copy anew: after a step, or after somebody else changed the weights."""
