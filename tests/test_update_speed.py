@@ -911,7 +911,8 @@ def test_micro_batches_do_not_wait_for_the_device(capture: bool, monkeypatch: py
 @on_cuda
 def test_clipping_inside_the_optimizer_is_that_outside() -> None:
     """Three clipped steps from the same gradients, one of them not finite, on both devices."""
-    learners = [new_learner(clip_grad_norm=0.1), device_learner(clip_grad_norm=0.1, bfloat16=False)]
+    change = settings(clip_grad_norm=0.1, bfloat16=False)
+    learners = [Learner(small_model(seed=2).to(device), change) for device in ("cpu", DEVICE)]
     generator = torch.Generator().manual_seed(0)
     steps = [[torch.randn(p.shape, generator=generator) for p in learners[0].parameters] for _ in range(3)]
     steps[1][0].view(-1)[0] = float("nan")
