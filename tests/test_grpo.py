@@ -254,3 +254,20 @@ def test_only_mirror_descent_resets_the_optimizer() -> None:
         "mirror_descent_per_token",
     }
     assert not MirrorDescent(MirrorDescentConfig(reset_optimizer=False)).resets_optimizer
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_advantage_there_is_no_gradient_however_far_the_policy_has_moved(variant: str) -> None:
+    """So the loop only counts such examples. Mirror descent pulls them back to where they were sampled."""
+    rng = np.random.default_rng(0)
+    examples = [
+        Example(np.arange(2), np.arange(5), rng.normal(-1, 0.5, 5).astype(np.float32), np.ones(5, bool), advantage)
+        for advantage in (0.0, 1.0, 0.0, -2.0)
+    ]
+    batch = pack(examples, Totals.of(examples), "cpu")
+    methods = {"grpo": grpo(variant=variant), "mirror descent": MirrorDescent(MirrorDescentConfig())}
+    for name, method in methods.items():
+        logprobs = torch.from_numpy(rng.normal(-1, 0.5, 20).astype(np.float32)).requires_grad_()
+        (slopes,) = torch.autograd.grad(method.loss(logprobs, batch)[0], logprobs)
+        silent = slopes.view(4, 5)[::2].abs().sum() == 0
+        assert bool(silent) is method.needs_advantage is (name == "grpo")

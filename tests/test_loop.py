@@ -215,3 +215,14 @@ def _base() -> Path:
     from reasonlab.model.ladder import resolve_model
 
     return resolve_model("tiny-0.3m")
+
+
+def test_inner_steps_share_out_whole_groups(tmp_path: Path) -> None:
+    trainer = start(config(learner={"lr": 1e-4, "inner_steps": 3}), tmp_path / "run", ["test"], Silent())
+    groups = trainer.source.groups(1)
+    examples = trainer.method.examples(groups)
+    shares = list(trainer._shares(1, 0, examples))
+    assert sorted(id(e) for share in shares for e in share) == sorted(map(id, examples))
+    prompts = [{e.prompt.tobytes() for e in share} for share in shares]
+    assert len(shares) == 3
+    assert sum(map(len, prompts)) == len(set.union(*prompts)) == len(groups)

@@ -27,6 +27,7 @@ CHOSEN, REJECTED = 1.0, -1.0
 class Dpo:
     resets_optimizer = False
     needs_reference = True
+    needs_advantage = False
 
     def __init__(self, config: DpoConfig) -> None:
         self.beta = config.beta

@@ -51,6 +51,8 @@ class Method(Protocol):
     """Whether Adam's moments are forgotten at the start of each iteration."""
     needs_reference: bool
     """Whether examples need the logprobs of the frozen initial model."""
+    needs_advantage: bool
+    """Whether an example without advantage adds nothing to the gradient of any step: then it is only counted."""
 
     def examples(self, groups: Sequence[Group]) -> list[Example]:
         """What to learn from."""

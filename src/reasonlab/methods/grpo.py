@@ -42,6 +42,7 @@ class Grpo:
     def __init__(self, config: GrpoConfig, max_tokens: int) -> None:
         self.config, self.max_tokens = config, max_tokens
         self.needs_reference = config.kl > 0
+        self.needs_advantage = config.kl == 0
 
     def examples(self, groups: Sequence[Group]) -> list[Example]:
         """Rollouts that could not be graded, and truncated ones if `mask_truncated`, are left out of the loss."""

@@ -27,6 +27,7 @@ from reasonlab.train.batch import Example, TokenBatch
 
 class MirrorDescent:
     needs_reference = False
+    needs_advantage = False
 
     def __init__(self, config: MirrorDescentConfig) -> None:
         self.config = config

@@ -22,6 +22,7 @@ from reasonlab.train.batch import Example, TokenBatch
 class Rest:
     resets_optimizer = False
     needs_reference = False
+    needs_advantage = False
 
     def __init__(self, config: RestConfig) -> None:
         self.config = config

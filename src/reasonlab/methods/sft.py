@@ -33,6 +33,7 @@ class SupervisedFineTuning:
 
     resets_optimizer = False
     needs_reference = False
+    needs_advantage = False
 
     def examples(self, groups: Sequence[Group]) -> list[Example]:
         return [demonstration(r.prompt, r.ids) for group in groups for r in group.rollouts]

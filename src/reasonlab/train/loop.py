@@ -303,16 +303,18 @@ class Trainer:
                 e.mask &= tokens
         # One update on fresh tokens needs no stored logprobs: the sampling policy is the present one.
         single = config.inner_steps * config.epochs == 1 and not (partial and anchored)
-        if self.config.device == "cuda" and not single and examples:
+        # In a single step without a KL term an example without advantage has no gradient, whatever the method.
+        only_counted = self.reference is None and (single or self.method.needs_advantage)
+        if self.config.device == "cuda" and not single:
             # bf16 sampling and bf16 training differ a little: measure the policy before the update with the learner.
-            for e, logprobs, tokens in zip(examples, self.learner.logprobs(examples), fresh, strict=True):
-                e.logprobs = np.where(tokens, logprobs, e.logprobs)
+            measured = [i for i, e in enumerate(examples) if e.advantage != 0 or not only_counted]
+            for i, logprobs in zip(measured, self.learner.logprobs([examples[i] for i in measured]), strict=True):
+                examples[i].logprobs = np.where(fresh[i], logprobs, examples[i].logprobs)
         learned = mel.internalised(self.config.mel, experiences, len(groups))
         results = []
         for epoch in range(config.epochs):
             for share in self._shares(number, epoch, examples):
-                # In a single step without a KL term an example without advantage has no gradient: only count it.
-                useful = share if not single or self.reference else [e for e in share if e.advantage != 0]
+                useful = [e for e in share if e.advantage != 0 or not only_counted]
                 loss = on_policy(self.method.loss) if single else self.method.loss
                 objectives = [Objective(useful, loss, Totals.of(share))] if useful else []
                 if learned:
@@ -329,14 +331,14 @@ class Trainer:
             group.reference = [next(logprobs) for _ in group.rollouts]
 
     def _shares(self, number: int, epoch: int, examples: list[Example]) -> Iterator[list[Example]]:
-        """The examples of each inner step: all of them, or a keyed shuffle dealt out evenly."""
+        """The examples of each inner step: all of them, or a keyed shuffle of the groups dealt out evenly."""
         parts = self.config.learner.inner_steps
         if parts == 1:
             yield examples
             return
-        units: dict[int, list[Example]] = {}  # a pair stays together, any other example is a unit of its own
-        for place, e in enumerate(examples):
-            units.setdefault(e.pair if e.pair >= 0 else -1 - place, []).append(e)
+        units: dict[int | bytes, list[Example]] = {}  # a pair stays together, and a group: its prompt is computed once
+        for e in examples:
+            units.setdefault(e.pair if e.pair >= 0 else e.prompt.tobytes(), []).append(e)
         order = list(units.values())
         Random(key(self.config.seed, "shares", number, epoch)).shuffle(order)
         for part in range(parts):
