@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,13 @@ import pytest
 import torch
 from gguf_files import TEMPLATE, gguf_model, write_gguf
 from small_models import packed_logits, random_sequences
+from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM
 
 from reasonlab.errors import UserError
 from reasonlab.model.checkpoint import load_config, load_model, open_tensors
-from reasonlab.model.gguf import converted_gguf
+from reasonlab.model.gguf import GGUFFile, converted_gguf
+from reasonlab.model.gguf_header import read_header
 from reasonlab.model.ladder import resolve_model
 from reasonlab.model.tokenizer import ChatTokenizer
 from reasonlab.model.transformer import Transformer
@@ -246,6 +249,14 @@ def test_a_sentencepiece_vocabulary_begins_once_and_puts_a_space_first_unless_th
         assert tokenizer.prompt_ids("th").count(1) == 1
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_tokenizer_that_lies_beside_the_file_is_not_taken_for_its_own(architecture: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "small.gguf", gguf_model(architecture), pre="qwen2")
+    other = Tokenizer(models.BPE(vocab={"a": 0, "<s>": 1}, merges=[]))
+    other.save(str(tmp_path / "tokenizer.json"))
+    assert pieces(tokenizer_of(tmp_path / "small.gguf"), "12 th") == ["1", "2", "Ġ", "th"]
+
+
 @pytest.mark.parity
 def test_transformers_reads_the_directory_alike(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
@@ -313,6 +324,125 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
     with pytest.raises(UserError, match=r"has 0\.0 GB left"):
         converted_gguf(tmp_path / "small.gguf")
     assert list((cache / "gguf").iterdir()) == []
+
+
+# --- the header -----------------------------------------------------------------------------------------------------
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def key(name: str, kind: int, value: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + value
+
+
+def array(kind: int, count: int, values: bytes = b"") -> bytes:
+    return struct.pack("<IQ", kind, count) + values
+
+
+def place(name: str, shape: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+def header(keys: list[bytes], places: list[bytes], version: int = 3, data: bytes = bytes(64)) -> bytes:
+    """A file with 64 bytes of tensors, at the default alignment."""
+    head = b"GGUF" + struct.pack("<IQQ", version, len(places), len(keys)) + b"".join(keys + places)
+    return head + bytes(-len(head) % 32) + data
+
+
+GOOD = header([key("a", 8, text("é")), key("b", 9, array(8, 2, text("x") + text("")))], [place("t", (4, 2))])
+NUMBERS = {
+    "uint8": 200, "int8": -3, "uint16": 60000, "int16": -300, "uint32": 2**32 - 1, "int32": -(2**31),
+    "float32": 0.1, "uint64": 2**64 - 1, "int64": -(2**63), "float64": 0.1, "bool": True,
+}  # fmt: skip
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("alignment", [None, 64])
+def test_the_header_is_what_the_package_reads(alignment: int | None, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "all.gguf"), "llama")
+    if alignment:
+        writer.add_custom_alignment(alignment)
+    for kind, value in NUMBERS.items():
+        getattr(writer, f"add_{kind}")(f"one.{kind}", value)
+        code = gguf.GGUFValueType[kind.upper()]
+        writer.add_key_value(f"many.{kind}", [value, value], gguf.GGUFValueType.ARRAY, sub_type=code)
+    writer.add_array("words", ["", "é…", "Ġa b"])
+    random = np.random.default_rng(0)
+    writer.add_tensor("vector", random.random(5).astype(np.float32))
+    writer.add_tensor("halves", random.random((3, 7)).astype(np.float16))
+    blocks = gguf.quantize(random.random((4, 64)).astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("blocks", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    theirs = gguf.GGUFReader(tmp_path / "all.gguf")
+    metadata, tensors = read_header(tmp_path / "all.gguf")
+    said = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
+    assert metadata == said
+    assert {name: type(value) for name, value in metadata.items()} == {n: type(v) for n, v in said.items()}
+    assert list(tensors) == [tensor.name for tensor in theirs.tensors] == ["vector", "halves", "blocks"]
+    for tensor in theirs.tensors:
+        ours = tensors[tensor.name]
+        assert (ours.kind, list(ours.shape)) == (tensor.tensor_type, tensor.shape.tolist()[::-1])
+        assert ours.data.tobytes() == tensor.data.tobytes()
+
+
+def test_a_header_that_ends_anywhere_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(GOOD[:-32])  # the tensor has half of the room
+    assert read_header(path).metadata == {"a": "é", "b": ["x", ""]}
+    for end in range(5, len(GOOD) - 32):
+        path.write_bytes(GOOD[:end])
+        with pytest.raises(UserError, match=r"small\.gguf is not a whole GGUF file"):
+            GGUFFile(path)
+
+
+HUGE = 2**63
+HOSTILE = {
+    "version 1": header([], [], version=1),
+    "version 4": header([], [], version=4),
+    "more keys than there are": b"GGUF" + struct.pack("<IQQ", 3, 0, HUGE),
+    "more tensors than there are": b"GGUF" + struct.pack("<IQQ", 3, HUGE, 0),
+    "a key past the end": header([struct.pack("<Q", HUGE)], []),
+    "a string past the end": header([key("a", 8, struct.pack("<Q", 2**64 - 1))], []),
+    "a string that is not UTF-8": header([key("a", 8, struct.pack("<Q", 2) + b"\xff\xfe")], []),
+    "more numbers than there are": header([key("a", 9, array(4, HUGE))], []),
+    "more strings than there are": header([key("a", 9, array(8, HUGE))], []),
+    "an unknown type": header([key("a", 13, bytes(8))], []),
+    "an array of an unknown type": header([key("a", 9, array(99, 1, bytes(8)))], []),
+    "arrays in arrays": header([key("a", 9, array(9, 1) * 5000)], []),
+    "a key twice": header([key("a", 0, b"1")] * 2, []),
+    "a tensor twice": header([], [place("t", (4,))] * 2),
+    "no alignment": header([key("general.alignment", 4, bytes(4))], []),
+    "an odd alignment": header([key("general.alignment", 4, struct.pack("<I", 24))], []),
+    "an alignment in words": header([key("general.alignment", 8, text("32"))], []),
+    "a tensor past the end": header([], [place("t", (4,), offset=64)]),
+    "a tensor far past the end": header([], [place("t", (4,), offset=2**64 - 1)]),
+    "a tensor larger than the file": header([], [place("t", (2**62, 2**62))]),
+    "a tensor of an unknown type": header([], [place("t", (4,), kind=4)]),
+    "a tensor of no dimension": header([], [place("t", ())]),
+    "a tensor of many dimensions": header([], [place("t", (1,) * 70)]),
+    "a row that is no whole block": header([], [place("t", (31,), kind=8)]),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_header_that_lies_is_told(case: str, tmp_path: Path) -> None:
+    (tmp_path / "small.gguf").write_bytes(HOSTILE[case])
+    with pytest.raises(UserError, match=r"small\.gguf is not a whole GGUF file"):
+        GGUFFile(tmp_path / "small.gguf")
+
+
+def test_a_big_endian_file_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "small.gguf"), "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UserError, match="big-endian"):
+        GGUFFile(tmp_path / "small.gguf")
 
 
 # --- the real one ---------------------------------------------------------------------------------------------------

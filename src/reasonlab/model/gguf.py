@@ -26,6 +26,7 @@ from torch import Tensor
 from reasonlab.errors import UserError
 from reasonlab.model.checkpoint import save_tensors, tensor_layout
 from reasonlab.model.config import Architecture, ModelConfig
+from reasonlab.model.gguf_header import StoredTensor, read_header
 from reasonlab.model.gguf_tokenizer import end_ids, save_tokenizer
 from reasonlab.model.rope import inverse_frequencies
 from reasonlab.runs.files import cache_directory, explained, replace_directory
@@ -102,14 +103,10 @@ class GGUFFile:
     """An opened file: its metadata in Python's types, and its tensors by name, read when asked for."""
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
-
         self.path = path
         try:
-            reader = GGUFReader(path)
-            self.metadata: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
-            self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
+            self.metadata, self._tensors = read_header(path)
+        except (ValueError, IndexError, KeyError, OverflowError) as error:
             raise UserError(f"{path} is not a whole GGUF file ({error})", "Fetch it again") from None
         self.kind = str(self.metadata.get("general.architecture"))
 
@@ -128,7 +125,7 @@ class GGUFFile:
         positions = int(self._say("context_length"))
         config = ModelConfig(
             architecture=ARCHITECTURES[self.kind],
-            vocab_size=int(self._known("token_embd.weight").shape[1]),
+            vocab_size=int(self._known("token_embd.weight").shape[0]),
             hidden_size=hidden,
             intermediate_size=int(self._say("feed_forward_length")),
             layers=int(self._say("block_count")),
@@ -159,24 +156,23 @@ class GGUFFile:
 
     def float_type(self, name: str) -> torch.dtype | None:
         """The type of a tensor that is stored as plain numbers, None of one that is stored in blocks."""
-        return _FLOATS.get(self._known(name).tensor_type.name)
+        return _FLOATS.get(self._known(name).kind.name)
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, unpacked."""
         from gguf import dequantize
 
         stored = self._known(name)
-        shape = [int(n) for n in reversed(stored.shape)]
         plain = self.float_type(name)
         if plain is not None:  # viewed, because numpy has no bf16
-            return torch.from_numpy(stored.data.copy()).view(plain).reshape(shape)
+            return torch.from_numpy(stored.data.copy()).view(plain).reshape(stored.shape)
         try:
-            return torch.from_numpy(dequantize(stored.data, stored.tensor_type)).reshape(shape)
+            return torch.from_numpy(dequantize(stored.data, stored.kind)).reshape(stored.shape)
         except NotImplementedError:
-            kind = stored.tensor_type.name
+            kind = stored.kind.name
             raise UserError(f"{self.path.name} holds {kind}, which gguf cannot unpack", _AS_DIRECTORY) from None
 
-    def _known(self, name: str) -> Any:
+    def _known(self, name: str) -> StoredTensor:
         if name not in self._tensors:
             raise UserError(f"{self.path.name} has no tensor {name!r}", "Fetch the file again")
         return self._tensors[name]

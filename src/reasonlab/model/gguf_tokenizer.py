@@ -8,6 +8,7 @@ common ones are set here as the published tokenizers have them, and a name nobod
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,14 @@ def save_tokenizer(path: Path, metadata: Mapping[str, Any], target: Path) -> Non
 
 
 def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
-    import transformers
+    # Not AutoTokenizer: to choose a class it reads the header once more, slowly, and the backend is the same.
+    from transformers import PreTrainedTokenizerFast
 
     try:
-        found = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        with tempfile.TemporaryDirectory() as alone:  # a tokenizer.json beside the file would be taken instead
+            (Path(alone) / path.name).symlink_to(path.resolve())
+            # None, unless the file names them: otherwise <s> and </s> are made up.
+            found = PreTrainedTokenizerFast.from_pretrained(alone, gguf_file=path.name, bos_token=None, eos_token=None)
         tokenizer: Tokenizer = found.backend_tokenizer
     except Exception as error:  # whatever transformers meets in a file it does not support
         first = str(error).strip().split("\n")[0]
