@@ -115,7 +115,9 @@ def _method(config: Config) -> str:
 
 def _title(config: Config) -> str:
     method = _method(config).replace("_", " ")
-    return f"Training dynamics: {Path(config.model.path).name}, {method}, seed {config.seed}"
+    path = Path(config.model.path)
+    model = path.parents[1].name if path.parent.name == "checkpoints" else path.name  # a run goes by its own name
+    return f"Training dynamics: {model}, {method}, seed {config.seed}"
 
 
 def _subtitle(config: Config, points: Sequence[PanelRow]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reasonlab.config import Config, load_recipe, to_toml
@@ -91,6 +93,7 @@ class Trainer:
     """Everything one run needs, on one device. Made by `start` or `resume`, which give it its record."""
 
     record: RunRecord
+    written: Future[None] | None = None  # rollouts on their way to the disk
 
     def __init__(self, config: Config, observer: Observer, checkpoint: Path | None = None) -> None:
         self.config, self.observer = config, observer
@@ -134,6 +137,7 @@ class Trainer:
             self.held_out,
             self.notices.append,
         )
+        self.writer = ThreadPoolExecutor(1, "rollouts")
         self.state = TrainState()
         if checkpoint:
             self.state, of_source = load_checkpoint(checkpoint, self.learner)
@@ -249,6 +253,7 @@ class Trainer:
                 if self.config.evaluate.every:
                     self._evaluate(self.state.iteration, both_ends=True)
                 self._save("final")
+        self._finish_writing()
         self.record.finish(status)
         return Outcome(status, self.state.iteration, time.monotonic() - started)
 
@@ -274,11 +279,22 @@ class Trainer:
         if self.config.mel.weight > 0:
             metrics |= {f"train/{name}": value for name, value in reflecting.items()}
             self.record.experiences(number, experience_rows(experiences, self.exchange))
-        self.record.rollouts(number, rollout_rows(groups, self.exchange))
+        self._write_rollouts(number, groups)
         self.record.metrics(number, metrics)
         if sum(result.nonfinite for result in results):
             self._alarm(number, "nonfinite", "a loss or gradient was not finite and was dropped; lower learner.lr")
         self.observer.iteration(number, metrics, one_sample(groups, self.exchange, number))
+
+    def _write_rollouts(self, number: int, groups: Sequence[Group]) -> None:
+        """Begin to write them: decoding and compressing go on while the next ones are sampled."""
+        self._finish_writing()
+        self.written = self.writer.submit(lambda: self.record.rollouts(number, rollout_rows(groups, self.exchange)))
+
+    def _finish_writing(self) -> None:
+        """Before anything is called saved: wait for the rollouts, and raise what went wrong with them."""
+        written, self.written = self.written, None
+        if written is not None:
+            written.result()
 
     def _reflect(self, number: int, groups: list[Group]) -> list[Experience]:
         return self.reflections.on(number, groups) if self.config.mel.weight > 0 else []
@@ -305,11 +321,14 @@ class Trainer:
         single = config.inner_steps * config.epochs == 1 and not (partial and anchored)
         # In a single step without a KL term an example without advantage has no gradient, whatever the method.
         only_counted = self.reference is None and (single or self.method.needs_advantage)
+        apart: list[NDArray[np.float32]] = []  # engine and learner, where the learner's logprobs take their place
         if self.config.device == "cuda" and not single:
             # bf16 sampling and bf16 training differ a little: measure the policy before the update with the learner.
             measured = [i for i, e in enumerate(examples) if e.advantage != 0 or not only_counted]
             for i, logprobs in zip(measured, self.learner.logprobs([examples[i] for i in measured]), strict=True):
-                examples[i].logprobs = np.where(fresh[i], logprobs, examples[i].logprobs)
+                now = np.where(fresh[i], logprobs, examples[i].logprobs)
+                apart.append(np.abs(now - examples[i].logprobs)[examples[i].mask])
+                examples[i].logprobs = now
         learned = mel.internalised(self.config.mel, experiences, len(groups))
         results = []
         for epoch in range(config.epochs):
@@ -321,6 +340,10 @@ class Trainer:
                     objectives.append(Objective(learned[0], mel.nll, learned[1]))
                 if objectives:
                     results.append(self.learner.step_on(objectives))
+        if results and sum(map(len, apart)):
+            distances = np.concatenate(apart)
+            mean, most = float(distances.mean()), float(distances.max())
+            results[0] = replace(results[0], mismatch=most, mean_mismatch=mean)
         return results
 
     def _refer(self, reference: Learner, groups: list[Group]) -> None:
@@ -377,6 +400,7 @@ class Trainer:
             prune(self.record.directory, self.config.checkpoint.keep)
 
     def _save(self, name: str) -> None:
+        self._finish_writing()
         if self.method.resets_optimizer:
             self.learner.reset_optimizer()  # the next iteration would anyway: do not write moments nobody reads
         save_checkpoint(self.record.directory, name, self.learner, self.state, self.source.state(), self.base)
