@@ -65,6 +65,9 @@ class TinyFormat:
     def response(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)
 
+    def responses(self, many: Sequence[Sequence[int]]) -> list[str]:
+        return [self.tokenizer.decode(ids) for ids in many]
+
     def response_ids(self, text: str) -> list[int]:
         """The tokens of a given response, its end token included."""
         return self.tokenizer.encode(text.removesuffix(EOS) + EOS)
@@ -105,6 +108,9 @@ class ChatFormat:
 
     def response(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)
+
+    def responses(self, many: Sequence[Sequence[int]]) -> list[str]:
+        return self.tokenizer.decode_batch(many)
 
     def response_ids(self, text: str) -> list[int]:
         """The tokens of a given response and the token that ends it.

@@ -99,10 +99,19 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response without its end token; special tokens inside it stay visible."""
+        return self.decode_all(self._without_end(ids))
+
+    def decode_batch(self, many: Sequence[Sequence[int]]) -> list[str]:
+        """Like `decode` for many responses, on all cores."""
+        kept = [self._without_end(ids) for ids in many]
+        texts: list[str] = self._tokenizer.decode_batch(kept, skip_special_tokens=False)
+        return texts
+
+    def _without_end(self, ids: Sequence[int]) -> list[int]:
         kept = list(ids)
         while kept and kept[-1] in self.stop_ids:
             kept.pop()
-        return self.decode_all(kept)
+        return kept
 
     def decode_all(self, ids: Sequence[int]) -> str:
         """The text of exactly these tokens, special ones and the end token written out."""

@@ -67,12 +67,18 @@ class Exchange:
         """A whole response: what the prompt has opened of it, and its tokens."""
         return self.format.opening + self.format.response(ids)
 
+    def texts(self, rollouts: Sequence[Rollout]) -> list[str]:
+        """The whole responses of many rollouts."""
+        return [self.format.opening + text for text in self.format.responses([r.ids for r in rollouts])]
+
     def grade(self, problem: Problem, text: str) -> Grade:
         return self._graders[of_tiny_world(problem)](problem, text)
 
     def grades(self, groups: Sequence[tuple[Problem, Sequence[Rollout]]]) -> list[list[Grade]]:
         """The grades of all rollouts. What exact rules do not settle waits for math-verify's workers side by side."""
-        pairs = [(problem, self.text(rollout.ids)) for problem, rollouts in groups for rollout in rollouts]
+        problems = [problem for problem, rollouts in groups for _ in rollouts]
+        texts = self.texts([rollout for _, rollouts in groups for rollout in rollouts])
+        pairs = list(zip(problems, texts, strict=True))
         if all(of_tiny_world(problem) for problem, _ in groups):
             flat = iter([self.grade(*pair) for pair in pairs])
         else:

@@ -112,6 +112,7 @@ def evaluation_metrics(suite: str, answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def rollout_rows(groups: Sequence[Group], exchange: Exchange) -> Iterator[dict[str, Any]]:
+    texts = iter(exchange.texts([rollout for group in groups for rollout in group.rollouts]))
     for group in groups:
         for sample, (rollout, verdict) in enumerate(zip(group.rollouts, group.grades, strict=True)):
             yield {
@@ -121,7 +122,7 @@ def rollout_rows(groups: Sequence[Group], exchange: Exchange) -> Iterator[dict[s
                 "question": group.problem.question,
                 "gold": group.problem.answer,
                 "sample": sample,
-                "text": exchange.text(rollout.ids),
+                "text": next(texts),
                 "tokens": len(rollout.ids),
                 "finish": rollout.finish,
                 "verdict": verdict.verdict,
