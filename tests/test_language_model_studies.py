@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -13,10 +14,12 @@ from test_language_models import pool, rows_file, teach
 
 from reasonlab.cli import main
 from reasonlab.config import to_toml, validate
+from reasonlab.evaluate.evaluator import Answer
 from reasonlab.figures.tables import ARMS, PANELS, ArmRow, PanelRow, read_table
 from reasonlab.studies import k15_dynamics, long2short
 from reasonlab.studies.plan import Plan
 from reasonlab.studies.recipe import own_recipe
+from reasonlab.studies.scores import Scores
 
 
 def sums(path: Path, numbers: range, plus: str) -> str:
@@ -91,8 +94,9 @@ def test_long2short_of_a_language_model(
 ) -> None:
     settings = "seeds = 1\nquestions = 100\nsamples = 1\ntemperature = 0.0\nsampled_problems = 6\nsampled_answers = 16"
     common["evaluate"]["every"] = 0
-    if given:
-        settings += f'\nlong_model = "{taught}"'
+    if given:  # from elsewhere: nothing is known of how it was trained
+        shutil.copytree(taught, tmp_path / "long", ignore=shutil.ignore_patterns("trainer"))
+        settings += f'\nlong_model = "{tmp_path / "long"}"'
     recipe = write_recipe(tmp_path / "short.toml", common, LONG2SHORT, settings)
     out = tmp_path / "short"
     assert main(["study", "long2short", "--recipe", recipe, "--model", str(taught), "--out", str(out)]) == 0
@@ -105,6 +109,37 @@ def test_long2short_of_a_language_model(
         assert by_arm["base"].tokens == by_arm["long"].tokens == by_arm["merge"].tokens
     assert (out / "runs/seed-0/long").exists() is not given
     assert (out / "long2short.png").exists()
+
+
+def test_problems_that_are_asked_at_the_end_are_not_trained_on(
+    taught: Path, tmp_path: Path, common: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = sums(tmp_path / "asked.jsonl", range(2), "plus")  # the first two of the pool
+    common["evaluate"] |= {"every": 0, "suite": asked}
+    settings = "questions = 100\nsamples = 1\ntemperature = 0.0\nsampled_problems = 6\nsampled_answers = 16"
+    recipe = write_recipe(tmp_path / "short.toml", common, LONG2SHORT, settings)
+    out = tmp_path / "short"
+    words = ["study", "long2short", "--recipe", recipe, "--model", str(taught), "--out", str(out)]
+    assert main([*words, "--dry-run"]) == 2
+    assert "not known beforehand" in capsys.readouterr().err
+    assert main(words) == 0
+    learned = "".join(path.read_text() for path in (out / "runs/seed-0").glob("*.jsonl"))
+    assert '"p2"' in learned or '"p3"' in learned or '"p4"' in learned or '"p5"' in learned
+    assert '"p0"' not in learned
+    assert '"p1"' not in learned
+
+
+def test_a_model_that_no_two_arms_share_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "rm-scaling", "--scale", "cpu", "--model", "tiny-1m", "--dry-run"]) == 2
+    assert "each has its own" in capsys.readouterr().err
+
+
+def test_questions_with_the_same_id_in_two_benchmarks_stay_two() -> None:
+    def answer(family: str, verdict: str) -> Answer:
+        return Answer("1", family, 0, "?", "2", 0, verdict, "2", 5, "stop", "2")
+
+    scores = Scores.of([[answer("a", "correct"), answer("b", "wrong")]])
+    assert scores.accuracy.tolist() == [[1.0, 0.0]]
 
 
 def test_a_warm_up_of_the_tiny_kind_and_a_missing_long_model_are_refused(

@@ -53,7 +53,7 @@ def test_scores_are_question_means_of_each_seed_whatever_the_order_of_answers() 
     shuffled = [seeds[0], [seeds[1][i] for i in rng.permutation(len(seeds[1]))]]
     scores = Scores.of(shuffled)
     assert (scores.seeds, scores.samples) == (2, 3)
-    assert scores.problems == tuple(f"q{i}" for i in range(7))
+    assert scores.problems == tuple(f"sum: q{i}" for i in range(7))
     for seed, answers in enumerate(seeds):
         for place in range(7):
             group = answers[3 * place : 3 * place + 3]
@@ -70,15 +70,15 @@ def test_ungraded_answers_are_left_out_and_questions_without_a_grade_are_left_ou
     ]
     second = [replace(a, verdict="timeout") if a.problem == "c" else a for a in first]
     scores = Scores.of([first, second])
-    assert scores.problems == ("a", "b")
+    assert scores.problems == ("sum: a", "sum: b")
     assert scores.accuracy.tolist() == [[1.0, 0.5]] * 2
     assert scores.tokens.tolist() == [[10.0, 30.0]] * 2
 
 
 def test_only_keeps_the_named_questions_in_order() -> None:
     scores = Scores.of([drawn(np.random.default_rng(1), 6, 1)])
-    part = scores.only(["q4", "q1", "elsewhere"])
-    assert part.problems == ("q1", "q4")
+    part = scores.only(["sum: q4", "sum: q1", "elsewhere"])
+    assert part.problems == ("sum: q1", "sum: q4")
     assert part.accuracy.tolist() == scores.accuracy[:, [1, 4]].tolist()
     assert part.tokens.tolist() == scores.tokens[:, [1, 4]].tolist()
     assert scores.only(scores.problems) is scores
@@ -91,7 +91,7 @@ def test_panels_divide_the_questions() -> None:
     assert list(panels) == ["sum", "gcd", "word"]
     assert sorted(p for panel in panels.values() for p in panel.problems) == sorted(whole.problems)
     for name, panel in panels.items():
-        assert panel.problems == tuple(dict.fromkeys(a.problem for a in seeds[0] if a.family == name))
+        assert panel.problems == tuple(dict.fromkeys(f"{name}: {a.problem}" for a in seeds[0] if a.family == name))
     assert np.mean([panel.accuracy.mean() for panel in panels.values()]) == pytest.approx(whole.accuracy.mean())
 
 

@@ -200,7 +200,7 @@ class MelConfig(Section):
 class LearnerConfig(Section):
     lr: float = Field(default=1e-4, gt=0)
     inner_steps: int = Field(default=1, ge=1)
-    """Optimizer steps for each iteration: the groups are dealt out to so many mini-batches."""
+    """Optimizer steps for each iteration: the groups are dealt out to so many mini-batches, if there are so many."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the iteration's groups."""
     token_budget: int = Field(default=4096, ge=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +70,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def write_aside(path: Path, data: bytes) -> None:
     """Replace `path` by `data` in one stroke: after a crash it holds all the old bytes or all the new ones."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

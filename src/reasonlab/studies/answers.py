@@ -15,11 +15,13 @@ from reasonlab.model.text_format import TinyFormat
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.problem import Problem
 from reasonlab.problems.tiny_world import FAMILY_NAMES, problem_set
+from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs.files import write_aside
 from reasonlab.studies.recipe import StudySettings
 from reasonlab.studies.scores import Scores
 from reasonlab.terminal import make_observer
+from reasonlab.train.exchange import Exchange
 from reasonlab.train.held_out import HeldOut, open_held_out
 from reasonlab.train.sample import open_sampler
 
@@ -37,8 +39,14 @@ def asked_problems(config: Config, settings: StudySettings) -> list[Problem]:
     return problem_set(settings.split, settings.questions, 0, families, config.evaluate.levels)
 
 
-def of_tiny_world(config: Config) -> bool:
+def asks_tiny_world(config: Config) -> bool:
     return config.evaluate.suite == SUITE
+
+
+def open_model(model: str, config: Config) -> tuple[Engine, Exchange]:
+    """An engine for a study's model, and how to talk with it: as its runs do."""
+    machine = (config.device, config.threads, config.rollout.rows)
+    return open_sampler(model, *machine, config.reward.extraction, config.model.template_arguments)
 
 
 def held_out(config: Config, settings: StudySettings, tiny_model: bool) -> HeldOut:
@@ -51,14 +59,15 @@ def answer(model: str, config: Config, settings: StudySettings, out: Path, force
     """The test answers of a finished model; those of a tiny model can be made to begin with `force`."""
     if out.exists():
         return
-    engine, exchange = open_sampler(model, config.device, config.threads, config.rollout.rows)
+    engine, exchange = open_model(model, config)
     asked = held_out(config, settings, exchange.tiny)
     text_format = TinyFormat(TinyTokenizer.load(), force) if force else exchange.format
     sampling = Sampling(
         temperature=settings.temperature,
         max_tokens=config.rollout.max_tokens,
         stop_ids=exchange.stop_ids,
-        repetition_window=config.rollout.repetition_window,
+        # As in the runs and in `reasonlab eval`: only tiny models are cut when they repeat themselves.
+        repetition_window=config.rollout.repetition_window if exchange.tiny else 0,
     )
     with make_observer(1, out.name.removesuffix(".jsonl.gz")) as observer:
         done = 0

@@ -16,6 +16,7 @@ from reasonlab.errors import UserError
 from reasonlab.hardware import prepare
 from reasonlab.runs.files import write_aside
 from reasonlab.studies import k15_dynamics, long2short, mel_vs_grpo, prm_selection, rm_scaling
+from reasonlab.studies.answers import asks_tiny_world
 from reasonlab.studies.plan import Plan
 from reasonlab.studies.recipe import StudyRecipe, own_recipe, study_recipe
 from reasonlab.studies.runner import first_difference, run_pieces
@@ -45,6 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         if not recipe.about:  # which names models that are not here
             study.check(plan)
+            if not all(map(asks_tiny_world, recipe.arms.values())):
+                remedy = "Try it with few iterations; a run's memory is planned before its first step"
+                raise UserError("how long a language model's answers will be is not known beforehand", remedy)
         from reasonlab.studies.estimate import estimate
 
         own = getattr(study, "estimate", None)  # of a study whose arms are not trained by the loop
@@ -78,7 +82,9 @@ def _adjusted(recipe: StudyRecipe, arguments: argparse.Namespace) -> StudyRecipe
     """With the machine's settings from the command line laid over every arm, and only the arms asked for."""
     changes = {name: value for name in ("device", "threads") if (value := getattr(arguments, name)) is not None}
     changes |= {"data": arguments.data} if arguments.data else {}
-    shared = Counter(config.model.path for config in recipe.arms.values()).most_common(1)[0][0]
+    shared, count = Counter(config.model.path for config in recipe.arms.values()).most_common(1)[0]
+    if arguments.model and count < min(2, len(recipe.arms)):
+        raise UserError("--model takes the place of a model that arms share; here each has its own", "Write a --recipe")
 
     def adjusted(config: Config) -> Config:
         content = {**config.model_dump(mode="json"), **changes}

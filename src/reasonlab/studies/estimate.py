@@ -219,7 +219,7 @@ def _other_pieces(study: str, recipe: StudyRecipe) -> list[tuple[str, Config, in
     config = arms.get(long2short.LONG, next(iter(arms.values())))
     answers = settings.sampled_problems * settings.sampled_answers
     finished = [arm for arm in long2short.FINISHED if arm in arms or arm == long2short.MERGE]
-    references = (long2short.BASE, long2short.BASE_FORCED)
+    references = long2short.references(tiny=True)
     pieces = [
         ("warm-up data", long2short.WARM_UP in arms, settings.warmup_problems * settings.warmup_samples),
         ("samples", long2short.SHORTEST in arms or long2short.DPO in arms, answers),

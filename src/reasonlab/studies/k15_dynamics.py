@@ -24,7 +24,7 @@ from reasonlab.figures.tables import PANELS, SLOPES, PanelRow, SlopeRow, write_t
 from reasonlab.keys import key
 from reasonlab.model.checkpoint import load_config
 from reasonlab.model.ladder import resolve_model
-from reasonlab.studies.answers import of_tiny_world
+from reasonlab.studies.answers import asks_tiny_world
 from reasonlab.studies.curves import (
     Curve,
     check_evaluations,
@@ -106,7 +106,7 @@ def found(plan: Plan) -> Outcome:
 
 def asked(config: Config) -> dict[str, object]:
     """What the models are asked, for the record."""
-    if of_tiny_world(config):
+    if asks_tiny_world(config):
         return {"split": config.evaluate.split, "levels": list(config.evaluate.levels)}
     return {"suite": config.evaluate.suite, "training_problems": config.problems.path}
 

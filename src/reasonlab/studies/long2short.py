@@ -45,9 +45,10 @@ from reasonlab.studies.answers import (
     answer,
     answers_file,
     asked_problems,
+    asks_tiny_world,
     final,
-    of_tiny_world,
     on_shared_questions,
+    open_model,
     read_answers,
 )
 from reasonlab.studies.plan import Plan, base_pieces
@@ -57,9 +58,10 @@ from reasonlab.studies.scores import Floats, Scores, difference, interval, panel
 from reasonlab.studies.verdicts import ArmCost, Claim, Outcome, Verdict, judge
 from reasonlab.terminal import make_observer
 from reasonlab.train.exchange import Exchange
-from reasonlab.train.prompts import training_pool
+from reasonlab.train.held_out import open_held_out
 from reasonlab.train.recorded import write_demonstrations, write_pairs
-from reasonlab.train.sample import open_sampler, sample_groups
+from reasonlab.train.sample import sample_groups
+from reasonlab.train.sources import usable_pool
 
 name = "long2short"
 WARM_UP, LONG, SHORTEST, MERGE, MERGE_RS, DPO, RL = "warm-up", "long", "shortest", "merge", "merge+rs", "dpo", "rl"
@@ -119,7 +121,7 @@ def pieces(plan: Plan) -> list[Piece]:
 
 
 def tiny_world(plan: Plan) -> bool:
-    return of_tiny_world(plan.recipe.arms[LONG])
+    return asks_tiny_world(plan.recipe.arms[LONG])
 
 
 def long_model(plan: Plan, seed: int) -> Path:
@@ -197,8 +199,9 @@ def merged_samples(model: Path, config: Config, settings: StudySettings, root: P
 
 def _sampled(model: str, config: Config, problems: int, samples: int, force: str = "") -> tuple[list[Group], Exchange]:
     """Rollouts of training problems."""
-    pool = [problem for problem, _ in training_pool(config)][:problems]
-    engine, exchange = open_sampler(model, config.device, config.threads, config.rollout.rows, config.reward.extraction)
+    engine, exchange = open_model(model, config)
+    apart = None if exchange.tiny else open_held_out(config, exchange.tiny, print)
+    pool = [problem for problem, _ in usable_pool(config, exchange, apart, print)][:problems]
     sampling = Sampling(
         temperature=config.rollout.temperature,
         max_tokens=config.rollout.max_tokens,
@@ -348,14 +351,17 @@ _PARTS = {
 def cost(arm: str, scores: Scores, plan: Plan) -> ArmCost:
     """What an arm adds to the long model (for `long`: what it took from the base model on)."""
     states: list[Path] = []
+    given = bool(plan.recipe.settings.long_model)
+    if arm == LONG and given:  # what a model from elsewhere took is known only if a run of ours made it
+        states += [state for state in (long_model(plan, 0) / STATE,) if state.exists()]
     for seed in plan.seeds:
         root = plan.run("", seed)
         states += [root / part / COST for part in _PARTS.get(arm, ())]
-        if arm == LONG:
+        if arm == LONG and not given:
             states.append(long_model(plan, seed) / STATE)
             if WARM_UP in plan.recipe.arms:
                 states += [root / "warm-up data" / COST, final(root / WARM_UP) / STATE]
-        elif arm not in (BASE, BASE_FORCED, MERGE):
+        elif arm != LONG and arm not in (BASE, BASE_FORCED, MERGE):
             states.append(final(root / arm) / STATE)
     taken = [json.loads(state.read_text()) for state in states]
     return ArmCost(

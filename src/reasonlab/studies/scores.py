@@ -45,7 +45,7 @@ class Scores:
             problems=tuple(shared),
             accuracy=np.array([[table[problem][0] for problem in shared] for table in tables]),
             tokens=np.array([[table[problem][1] for problem in shared] for table in tables]),
-            lengths=np.array([a.tokens for one in answers for a in one if a.problem in kept], np.float64),
+            lengths=np.array([a.tokens for one in answers for a in one if _question(a) in kept], np.float64),
             samples=max(a.sample for a in answers[0]) + 1,
         )
 
@@ -80,11 +80,16 @@ def _by_problem(answers: Sequence[Answer]) -> dict[str, tuple[float, float]]:
     groups: dict[str, list[Answer]] = {}
     for answer in answers:
         if answer.verdict in ("correct", "wrong"):
-            groups.setdefault(answer.problem, []).append(answer)
+            groups.setdefault(_question(answer), []).append(answer)
     return {
         problem: (float(np.mean([a.verdict == "correct" for a in group])), float(np.mean([a.tokens for a in group])))
         for problem, group in groups.items()
     }
+
+
+def _question(answer: Answer) -> str:
+    """Its problem, named so that problems of two benchmarks with the same id stay two."""
+    return f"{answer.family}: {answer.problem}"
 
 
 def panels_of(answers: Sequence[Sequence[Answer]], part: Callable[[Answer], str]) -> dict[str, Scores]:

@@ -67,10 +67,13 @@ class HeldOut:
 
 
 def open_held_out(config: Config, tiny_model: bool, warn: Callable[[str], None]) -> HeldOut:
-    """The problems that `evaluate.suite` names, at most `evaluate.problems` of each benchmark."""
+    """The problems that `evaluate.suite` names, at most `evaluate.problems` of each benchmark.
+
+    A benchmark that is named is held out also from a run that never asks it.
+    """
     chosen = config.evaluate
-    if not chosen.every:
-        return HeldOut(chosen.suite, [])
+    if not chosen.every and chosen.suite == SUITE:
+        return HeldOut(SUITE, [])
     if chosen.suite == SUITE:
         families = config.problems.families or FAMILY_NAMES
         problems = problem_set(chosen.split, chosen.problems, 0, families, chosen.levels)

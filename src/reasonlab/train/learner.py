@@ -160,7 +160,7 @@ class Learner:
         )
 
     def _move(self, gradients: Sequence[Tensor], losses: Sequence[Tensor], lr: float) -> Tensor:
-        """Clip the gradients and step; returns their norm. Nothing moves if no loss or if not the norm is finite.
+        """Clip the gradients and step; returns their norm. Nothing moves unless some loss and the norm are finite.
 
         On CUDA nobody waits to see that: the fused optimizer itself divides by `grad_scale` and stops at `found_inf`,
         and so everything is launched while the device still computes the gradients.

@@ -327,7 +327,7 @@ class Trainer:
             measured = [i for i, e in enumerate(examples) if e.advantage != 0 or not only_counted]
             for i, logprobs in zip(measured, self.learner.logprobs([examples[i] for i in measured]), strict=True):
                 now = np.where(fresh[i], logprobs, examples[i].logprobs)
-                apart.append(np.abs(now - examples[i].logprobs)[examples[i].mask])
+                apart.append(np.abs(now - examples[i].logprobs)[examples[i].mask & fresh[i]])
                 examples[i].logprobs = now
         learned = mel.internalised(self.config.mel, experiences, len(groups))
         results = []
@@ -364,6 +364,7 @@ class Trainer:
             units.setdefault(e.pair if e.pair >= 0 else e.prompt.tobytes(), []).append(e)
         order = list(units.values())
         Random(key(self.config.seed, "shares", number, epoch)).shuffle(order)
+        order.sort(key=lambda unit: all(e.advantage == 0 for e in unit))  # no step should be left with these alone
         for part in range(parts):
             if order[part::parts]:
                 yield [e for unit in order[part::parts] for e in unit]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,12 +24,17 @@ from reasonlab.train.measures import Counter, Report
 
 
 def open_sampler(
-    name: str, device: str, threads: int, rows: int, extraction: str = "explicit"
+    name: str,
+    device: str,
+    threads: int,
+    rows: int,
+    extraction: str = "explicit",
+    template_arguments: Mapping[str, Any] | None = None,
 ) -> tuple[Engine, Exchange]:
     """An engine with any model, and how to talk with it. On CUDA a language model is sampled in bf16."""
     directory, place = resolve_model(name), prepare(device)
     model = load_model(directory)
-    exchange = Exchange(open_format(directory, model.config.vocab_size), extraction)
+    exchange = Exchange(open_format(directory, model.config.vocab_size, template_arguments), extraction)
     low = place.type == "cuda" and not exchange.tiny
     model = model.to(place, torch.bfloat16 if low else torch.float32)
     return Engine(model, rows, threads, exchange.format.response), exchange

@@ -67,11 +67,16 @@ def build_source(
         case SftConfig(data=data) | DpoConfig(data=data):
             rows = read_responses(Path(data).expanduser(), isinstance(config.method, DpoConfig), exchange)
         case _:
-            pool = unseen.only(training_pool(config), lambda one: one[0].question)
-            short = _short(pool, config.problems.longest_prompt, exchange, note)
-            return Rollouts(config, engine, exchange, sampling, report, short)
+            pool = usable_pool(config, exchange, held_out, note)
+            return Rollouts(config, engine, exchange, sampling, report, pool)
     rows = unseen.only(rows, lambda group: group.problem.question)
     return RecordedResponses(config, _readable(rows, engine.model.config.max_positions, note))
+
+
+def usable_pool(config: Config, exchange: Exchange, held_out: HeldOut | None, note: Note) -> list[Rated]:
+    """The problems to sample: none that is held out, and none with too long a prompt."""
+    pool = Unseen(held_out, note).only(training_pool(config), lambda one: one[0].question)
+    return _short(pool, config.problems.longest_prompt, exchange, note)
 
 
 def _with_pool(config: Config) -> Config:
