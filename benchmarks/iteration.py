@@ -355,6 +355,7 @@ def ours(work: Work, scratch: Path) -> list[Iteration]:
                 prompts=digest([rollout.prompt for group in drawn for rollout in group.rollouts]),
             )
         )
+    trainer._finish_writing()  # of the last rollouts: the scratch directory goes away
     return iterations
 
 

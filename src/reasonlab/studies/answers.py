@@ -25,6 +25,8 @@ from reasonlab.train.exchange import Exchange
 from reasonlab.train.held_out import HeldOut, open_held_out
 from reasonlab.train.sample import open_sampler
 
+STATE = Path("trainer/state.json")  # of a checkpoint: what its run took
+
 
 def final(run: Path) -> Path:
     return run / "checkpoints" / "final"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from reasonlab.evaluate.statistics import Interval
 from reasonlab.figures.panel_grid import FORCED, TOTAL
 from reasonlab.figures.tables import PanelRow
 from reasonlab.runs import RunReader
+from reasonlab.studies.answers import STATE, final
 from reasonlab.studies.plan import Plan
-from reasonlab.studies.scores import Scores, difference, panels_of
+from reasonlab.studies.scores import Scores, arm_cost, difference, panels_of
 from reasonlab.studies.verdicts import ArmCost
 
 Curve = dict[int, dict[str, Scores]]  # iteration → panel → scores
@@ -107,12 +107,4 @@ def final_difference(a: Curve, b: Curve) -> Interval:
 
 
 def cost(arm: str, curve: Curve, runs: Sequence[Path]) -> ArmCost:
-    last = curve[max(curve)][TOTAL]
-    states = [json.loads((run / "checkpoints/final/trainer/state.json").read_text()) for run in runs]
-    return ArmCost(
-        arm,
-        float(last.accuracy.mean()),
-        float(last.tokens.mean()),
-        sum(state["generated_tokens"] for state in states),
-        round(sum(state["seconds"] for state in states), 1),
-    )
+    return arm_cost(arm, curve[max(curve)][TOTAL], [final(run) / STATE for run in runs])

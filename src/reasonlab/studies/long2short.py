@@ -42,6 +42,7 @@ from reasonlab.model.ladder import resolve_model
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs.files import write_aside
 from reasonlab.studies.answers import (
+    STATE,
     answer,
     answers_file,
     asked_problems,
@@ -54,7 +55,7 @@ from reasonlab.studies.answers import (
 from reasonlab.studies.plan import Plan, base_pieces
 from reasonlab.studies.recipe import StudySettings
 from reasonlab.studies.runner import Piece, train
-from reasonlab.studies.scores import Floats, Scores, difference, interval, panels_of, points, ratio
+from reasonlab.studies.scores import Floats, Scores, arm_cost, difference, interval, panels_of, points, ratio
 from reasonlab.studies.verdicts import ArmCost, Claim, Outcome, Verdict, judge
 from reasonlab.terminal import make_observer
 from reasonlab.train.exchange import Exchange
@@ -71,7 +72,7 @@ FINISHED = (LONG, SHORTEST, MERGE, MERGE_RS, DPO, RL)
 BASE, BASE_FORCED = "base", "base, thinking forced"
 ORDER = (RL, DPO, MERGE_RS, MERGE, SHORTEST)  # the report's, by accuracy
 ALL, HARD, TOGETHER = "all levels", "hardest level", "all benchmarks"
-COST, STATE = "cost.json", Path("trainer/state.json")
+COST = "cost.json"
 NORMAL = 1.959964  # 97.5 % quantile
 
 
@@ -363,11 +364,4 @@ def cost(arm: str, scores: Scores, plan: Plan) -> ArmCost:
                 states += [root / "warm-up data" / COST, final(root / WARM_UP) / STATE]
         elif arm != LONG and arm not in (BASE, BASE_FORCED, MERGE):
             states.append(final(root / arm) / STATE)
-    taken = [json.loads(state.read_text()) for state in states]
-    return ArmCost(
-        arm,
-        float(scores.accuracy.mean()),
-        float(scores.tokens.mean()),
-        sum(one["generated_tokens"] for one in taken),
-        round(sum(one["seconds"] for one in taken), 1),
-    )
+    return arm_cost(arm, scores, states)

@@ -48,7 +48,7 @@ from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.corpus import prompt_text
 from reasonlab.problems.problem import Problem
 from reasonlab.runs.files import write_aside
-from reasonlab.studies.answers import answer, answers_file, final, on_shared_questions, read_answers
+from reasonlab.studies.answers import STATE, answer, answers_file, final, on_shared_questions, read_answers
 from reasonlab.studies.plan import Plan, base_pieces
 from reasonlab.studies.prm_best_of import ANY_TEXT, BEST, MAJORITY, best_of, best_of_rows, sample_best_of
 from reasonlab.studies.prm_judges import (
@@ -71,7 +71,7 @@ from reasonlab.studies.prm_judges import (
 )
 from reasonlab.studies.recipe import StudyRecipe, StudySettings
 from reasonlab.studies.runner import Piece, train
-from reasonlab.studies.scores import Floats, Scores, difference, points
+from reasonlab.studies.scores import Floats, Scores, arm_cost, difference, points
 from reasonlab.studies.verdicts import ArmCost, Claim, Outcome, judge
 from reasonlab.train.recorded import given, write_demonstrations
 
@@ -400,14 +400,7 @@ def cost(plan: Plan, arm: str, scores: Scores) -> ArmCost:
         runs = [plan.run(arm, seed) for seed in plan.seeds[: plan.recipe.settings.rl_seeds]]
     else:
         runs = [] if arm in (BASE, THINKING) else [plan.run(STUDENT, seed) / arm for seed in plan.seeds]
-    taken = [json.loads((final(run) / "trainer" / "state.json").read_text()) for run in runs]
-    return ArmCost(
-        arm,
-        float(scores.accuracy.mean()),
-        float(scores.tokens.mean()),
-        sum(one["generated_tokens"] for one in taken),
-        round(sum(one["seconds"] for one in taken), 1),
-    )
+    return arm_cost(arm, scores, [final(run) / STATE for run in runs])
 
 
 # --- the claims ------------------------------------------------------------------------------------------------------

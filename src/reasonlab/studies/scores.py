@@ -6,9 +6,11 @@ with several also of the method trained again (`evaluate/seeds.py`).
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from reasonlab.evaluate.statistics import (
     seed_mean_interval,
     seed_score_interval,
 )
+from reasonlab.studies.verdicts import ArmCost
 
 Floats = NDArray[np.float64]
 
@@ -90,6 +93,18 @@ def _by_problem(answers: Sequence[Answer]) -> dict[str, tuple[float, float]]:
 def _question(answer: Answer) -> str:
     """Its problem, named so that problems of two benchmarks with the same id stay two."""
     return f"{answer.family}: {answer.problem}"
+
+
+def arm_cost(arm: str, scores: Scores, states: Iterable[Path]) -> ArmCost:
+    """What an arm reached, and what it took by the files that say so: of runs, or of what was sampled for them."""
+    taken = [json.loads(state.read_text()) for state in states]
+    return ArmCost(
+        arm,
+        float(scores.accuracy.mean()),
+        float(scores.tokens.mean()),
+        sum(one["generated_tokens"] for one in taken),
+        round(sum(one["seconds"] for one in taken), 1),
+    )
 
 
 def panels_of(answers: Sequence[Sequence[Answer]], part: Callable[[Answer], str]) -> dict[str, Scores]:
