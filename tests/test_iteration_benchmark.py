@@ -40,6 +40,7 @@ def work(benchmark: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 def test_our_loop_and_trl_do_the_same_work(
     benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -218,7 +218,7 @@ def _codes(rows: Rows) -> Tensor:
     return codes
 
 
-@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95])
+@pytest.mark.parametrize("top_p", [0.05, pytest.param(0.5, marks=pytest.mark.slow), 0.95])
 @pytest.mark.parametrize(("vocabulary", "block"), [(32, 4096), (1000, 256)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_draw_from_the_most_likely(

@@ -36,7 +36,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (run / FINAL).read_bytes()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path: Path, uninterrupted: bytes, seed: int) -> None:
     """Kills fall on moments the run does not choose: sampling, updating, evaluating, writing a checkpoint."""
     rng = random.Random(seed)

@@ -673,7 +673,7 @@ def with_working_copy(**changes: Any) -> Learner:
     return learner
 
 
-@pytest.mark.parametrize("fills", [False, True], ids=["as it is", "filled up"])
+@pytest.mark.parametrize("fills", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["as it is", "filled up"])
 @pytest.mark.skipif(DEVICE == "cuda", reason="the tests on a device do it in earnest")
 def test_all_of_it_together(
     kernels: Any, with_flash: Callable[[bool], None], fills: bool, monkeypatch: pytest.MonkeyPatch
