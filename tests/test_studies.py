@@ -224,7 +224,10 @@ def killed(study: str, where: Path, moment: Callable[[Path], bool], sign: int, *
 @pytest.mark.parametrize(
     ("study", "begun", "sign", "jobs"),
     [
-        ("k15-dynamics", "runs/seed-0/rest/rollouts/000001.jsonl.gz", signal.SIGTERM, ("--jobs", "2")),
+        pytest.param(
+            *("k15-dynamics", "runs/seed-0/rest/rollouts/000001.jsonl.gz", signal.SIGTERM, ("--jobs", "2")),
+            marks=pytest.mark.slow,
+        ),
         ("long2short", "runs/seed-0/shortest/rollouts/000001.jsonl.gz", signal.SIGKILL, ()),
     ],
 )
