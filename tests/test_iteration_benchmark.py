@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmark_scripts import load_script
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SMALL = ("--device", "cpu", "--shape", "mini", "--prompts", "2", "--samples", "4", "--prompt", "24", "--new", "6")
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))  # it takes shapes and measures from its neighbours
-    spec = importlib.util.spec_from_file_location("iteration_benchmark", BENCHMARKS / "iteration.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(BENCHMARKS))
+def benchmark() -> ModuleType:
+    return load_script("iteration")
 
 
 @pytest.fixture(scope="module")

@@ -53,12 +53,18 @@ def write_recipe(path: Path, common: dict[str, Any], arms: str, study: str) -> s
     return str(path)
 
 
-def test_k15_dynamics_of_a_language_model(taught: Path, tmp_path: Path, common: dict[str, Any]) -> None:
+def test_k15_dynamics_of_a_language_model(
+    taught: Path, tmp_path: Path, common: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = write_recipe(
-        tmp_path / "k15.toml", common, '[arms.mirror-descent]\n[arms.grpo]\nmethod = { type = "grpo" }', "seeds = 1"
+        tmp_path / "k15-dynamics-mini.toml",
+        common,
+        '[arms.mirror-descent]\n[arms.grpo]\nmethod = { type = "grpo" }',
+        "seeds = 1",
     )
-    out = tmp_path / "k15"
-    assert main(["study", "k15-dynamics", "--recipe", recipe, "--model", str(taught), "--out", str(out)]) == 0
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "runs/k15-dynamics-mini"  # where recipes/long2short-gsm8k.toml looks for its own
+    assert main(["study", "k15-dynamics", "--recipe", recipe, "--model", str(taught)]) == 0
     rows = read_table(out / PANELS, PanelRow)
     assert {row.panel for row in rows} == {"total", "added", "twice"}
     assert {row.arm for row in rows} == {"mirror-descent", "grpo"}

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from benchmark_scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def speed() -> ModuleType:
-    path = Path(__file__).parent.parent / "benchmarks/rollout.py"
-    spec = importlib.util.spec_from_file_location("rollout_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("rollout")
 
 
 def run(speed: ModuleType, *more: str) -> list[dict[str, object]]:

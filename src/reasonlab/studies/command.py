@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     if missing := [arm for arm in study.needed if arm not in recipe.arms]:
         raise UserError(f"the study {arguments.study} needs the arm {missing[0]}", "Add it to the recipe or to --arms")
     seeds = tuple(range(arguments.seed, arguments.seed + (arguments.seeds or recipe.settings.seeds)))
-    out = arguments.out or Path("runs") / f"{arguments.study}-{recipe.scale}"
+    scale = recipe.scale.removeprefix(f"{arguments.study}-")  # a recipe of one's own may name the study already
+    out = arguments.out or Path("runs") / f"{arguments.study}-{scale}"
     command = ["study", *arguments.words]
     plan = Plan(arguments.study, recipe, seeds, out.resolve(), command)  # its models are named by where they lie
     if arguments.dry_run:
