@@ -63,7 +63,7 @@ import psutil
 import torch
 from rollout import SHAPES, random_model
 from tokenizers import Tokenizer, models, pre_tokenizers
-from vs_trl_cpu import BETAS, CLIP_NORM, LEARNING_RATE, peak_mib
+from vs_trl_cpu import BETAS, CLIP_NORM, LEARNING_RATE, TRL_SETTINGS, peak_mib
 
 from reasonlab.config import Config, validate
 from reasonlab.errors import UserError
@@ -430,30 +430,14 @@ def trl_iterations(work: Work, scratch: Path, use_vllm: bool) -> list[Iteration]
             use_cpu=not cuda,
             bf16=False,  # the weights are: nothing has to be cast
             model_init_kwargs={"dtype": str(work.dtype).removeprefix("torch.")},
-            disable_dropout=True,
-            gradient_checkpointing=False,
             per_device_train_batch_size=work.micro,
             gradient_accumulation_steps=accumulated,
             steps_per_generation=accumulated,
-            num_iterations=1,
             num_generations=work.samples,
             max_completion_length=work.new,
             generation_kwargs=generation,
-            temperature=1.0,
-            beta=0.0,
-            loss_type="grpo",
-            learning_rate=LEARNING_RATE,
-            lr_scheduler_type="constant",
-            adam_beta1=BETAS[0],
-            adam_beta2=BETAS[1],
-            max_grad_norm=CLIP_NORM,
-            optim="adamw_torch_fused",
+            **TRL_SETTINGS,
             max_steps=work.iterations,
-            shuffle_dataset=False,
-            logging_strategy="no",
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
             **(vllm if use_vllm else {}),
         ),
         train_dataset=Dataset.from_dict({"prompt": work.prompt_texts}),

@@ -74,6 +74,27 @@ from reasonlab.train.loop import on_policy
 LEVELS = (2, 3, 4, 5)
 LEARNING_RATE = 1e-6
 BETAS, CLIP_NORM = (0.9, 0.95), 1.0
+TRL_SETTINGS: dict[
+    str, Any
+] = {  # of every comparison with its GRPOTrainer: the same update as ours, and nothing beside it
+    "disable_dropout": True,
+    "gradient_checkpointing": False,
+    "num_iterations": 1,
+    "temperature": 1.0,
+    "beta": 0.0,
+    "loss_type": "grpo",
+    "learning_rate": LEARNING_RATE,
+    "lr_scheduler_type": "constant",
+    "adam_beta1": BETAS[0],
+    "adam_beta2": BETAS[1],
+    "max_grad_norm": CLIP_NORM,
+    "optim": "adamw_torch_fused",
+    "shuffle_dataset": False,
+    "logging_strategy": "no",
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
 WARMUP_STEPS = 1
 BUSY = 0.2  # cores used by others that disturb a measurement
 
@@ -307,31 +328,15 @@ def run_trl(setting: Setting, connection: Connection) -> None:
                 use_cpu=True,
                 bf16=False,
                 model_init_kwargs={"dtype": "float32"},
-                disable_dropout=True,
-                gradient_checkpointing=False,
                 per_device_train_batch_size=setting.prompts * setting.samples,
                 gradient_accumulation_steps=1,
                 steps_per_generation=1,
-                num_iterations=1,
                 num_generations=setting.samples,
                 max_completion_length=case.max_tokens,
                 generation_kwargs={"min_new_tokens": case.max_tokens} if case.equal else None,
-                temperature=1.0,
-                beta=0.0,
-                loss_type="grpo",
-                learning_rate=LEARNING_RATE,
-                lr_scheduler_type="constant",
-                adam_beta1=BETAS[0],
-                adam_beta2=BETAS[1],
-                max_grad_norm=CLIP_NORM,
-                optim="adamw_torch_fused",
+                **TRL_SETTINGS,
                 max_steps=setting.steps,
-                shuffle_dataset=False,
                 dataloader_num_workers=0,
-                logging_strategy="no",
-                save_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
             ),
             train_dataset=dataset,
             callbacks=[clock],

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from benchmark_scripts import load_script
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SMALL = ("--device", "cpu", "--shape", "mini", "--prompts", "2", "--samples", "4", "--prompt", "24", "--new", "6")
 
 
