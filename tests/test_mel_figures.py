@@ -18,6 +18,7 @@ from reasonlab.figures.mel_reflection import draw_mel_reflection, reflection_fig
 from reasonlab.figures.mel_validation import GRPO, MATCHED, MEL, draw_mel_validation, validation_figure
 from reasonlab.figures.panel_grid import FORCED, TOTAL
 from reasonlab.figures.published import mel
+from reasonlab.figures.record import VERDICTS, Record, read_record
 from reasonlab.figures.redraw import redraw
 from reasonlab.figures.style import BLUE, GREEN, VERMILION
 from reasonlab.figures.tables import (
@@ -25,13 +26,10 @@ from reasonlab.figures.tables import (
     METRICS,
     PANELS,
     SCORES,
-    VERDICTS,
     ExperienceRow,
     PanelRow,
-    Record,
     ScoreRow,
     columns,
-    read_record,
     read_table,
     write_table,
 )

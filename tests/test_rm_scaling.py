@@ -18,6 +18,7 @@ from reasonlab.cli import main
 from reasonlab.config import validate
 from reasonlab.errors import UserError
 from reasonlab.figures.published import acemath
+from reasonlab.figures.record import Record
 from reasonlab.figures.redraw import redraw
 from reasonlab.figures.rm_scaling import draw_rm_scaling, parameters
 from reasonlab.figures.tables import (
@@ -28,7 +29,6 @@ from reasonlab.figures.tables import (
     REFERENCES,
     SINGLE,
     ProgressRow,
-    Record,
     ReferenceRow,
     read_table,
 )

@@ -19,19 +19,17 @@ from reasonlab.figures.labels import Box, place_boxes
 from reasonlab.figures.long2short import ellipse, pareto
 from reasonlab.figures.panel_grid import FORCED, TOTAL, of_panel
 from reasonlab.figures.published import kimi_k15
+from reasonlab.figures.record import VERDICTS, Record, read_record
 from reasonlab.figures.redraw import redraw
 from reasonlab.figures.study_dynamics import draw_study_dynamics, published_rows
 from reasonlab.figures.tables import (
     ARMS,
     PANELS,
     SLOPES,
-    VERDICTS,
     ArmRow,
     PanelRow,
-    Record,
     SlopeRow,
     columns,
-    read_record,
     read_table,
     write_table,
 )

@@ -17,9 +17,12 @@ import numpy as np
 from reasonlab.figures.frame import WIDTH, Frame, longest_fit, text_width
 from reasonlab.figures.panel_grid import TOTAL, of_panel
 from reasonlab.figures.published import KIMI_NOTE, kimi_k15
+from reasonlab.figures.record import Record
 from reasonlab.figures.study_dynamics import MIRROR_DESCENT, main_arm, subtitle
 from reasonlab.figures.style import BLUE, GREEN, GREY, PURPLE, VERMILION, bare, house_style, save
-from reasonlab.figures.tables import PanelRow, Record
+from reasonlab.figures.tables import (
+    PanelRow,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,9 +17,13 @@ import numpy as np
 from reasonlab.figures.frame import MARGIN, WIDTH, Frame
 from reasonlab.figures.panel_grid import FORCED, TOTAL, family_names, of_panel, panel_title
 from reasonlab.figures.published import KIMI, kimi_k15
+from reasonlab.figures.record import Record
 from reasonlab.figures.study_dynamics import MIRROR_DESCENT, main_arm, published_rows, subtitle
 from reasonlab.figures.style import BLUE, GREY, HAIRLINE, INK, VERMILION, bare, house_style, save
-from reasonlab.figures.tables import PanelRow, Record, SlopeRow
+from reasonlab.figures.tables import (
+    PanelRow,
+    SlopeRow,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

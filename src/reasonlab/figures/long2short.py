@@ -18,8 +18,11 @@ from reasonlab.figures.frame import WIDTH, Frame, counted
 from reasonlab.figures.labels import Label, write_labels
 from reasonlab.figures.panel_grid import panel_title
 from reasonlab.figures.published import KIMI_NOTE, kimi_k15
+from reasonlab.figures.record import Record
 from reasonlab.figures.style import BLUE, GREEN, GREY, INK, PURPLE, VERMILION, bare, house_style, save
-from reasonlab.figures.tables import ArmRow, Record
+from reasonlab.figures.tables import (
+    ArmRow,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,8 +30,11 @@ from reasonlab.figures.mel_validation import (
 )
 from reasonlab.figures.panel_grid import panel_title
 from reasonlab.figures.published import MEL_PAPER, mel
+from reasonlab.figures.record import Record
 from reasonlab.figures.style import bare, house_style, save
-from reasonlab.figures.tables import ExperienceRow, Record
+from reasonlab.figures.tables import (
+    ExperienceRow,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

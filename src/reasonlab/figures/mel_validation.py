@@ -27,8 +27,14 @@ from reasonlab.figures.panel_grid import (
     questions_asked,
 )
 from reasonlab.figures.published import MEL_PAPER, mel
+from reasonlab.figures.record import Record
 from reasonlab.figures.style import BLUE, GREEN, GREY, HAIRLINE, VERMILION, house_style, save
-from reasonlab.figures.tables import METRICS, PASS_1, PanelRow, Record, ScoreRow
+from reasonlab.figures.tables import (
+    METRICS,
+    PASS_1,
+    PanelRow,
+    ScoreRow,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

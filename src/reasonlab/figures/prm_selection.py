@@ -15,8 +15,13 @@ from reasonlab.figures.frame import WIDTH, Frame, counted
 from reasonlab.figures.labels import Label, write_labels
 from reasonlab.figures.panel_grid import panel_title
 from reasonlab.figures.published import REASONFLUX, reasonflux
+from reasonlab.figures.record import Record
 from reasonlab.figures.style import BLUE, GREEN, GREY, INK, PURPLE, VERMILION, bare, house_style, save
-from reasonlab.figures.tables import BestOfRow, JudgeRewardRow, Record, SelectionRow
+from reasonlab.figures.tables import (
+    BestOfRow,
+    JudgeRewardRow,
+    SelectionRow,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

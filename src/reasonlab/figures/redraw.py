@@ -13,6 +13,7 @@ from reasonlab.figures.long2short import draw_long2short
 from reasonlab.figures.mel_reflection import draw_mel_reflection
 from reasonlab.figures.mel_validation import draw_mel_validation
 from reasonlab.figures.prm_selection import draw_prm_selection
+from reasonlab.figures.record import VERDICTS, Record, read_record
 from reasonlab.figures.rm_scaling import draw_rm_scaling
 from reasonlab.figures.study_dynamics import draw_published_dynamics, draw_study_dynamics
 from reasonlab.figures.tables import (
@@ -26,19 +27,16 @@ from reasonlab.figures.tables import (
     SCORES,
     SELECTION,
     SLOPES,
-    VERDICTS,
     ArmRow,
     BestOfRow,
     ExperienceRow,
     JudgeRewardRow,
     PanelRow,
     ProgressRow,
-    Record,
     ReferenceRow,
     ScoreRow,
     SelectionRow,
     SlopeRow,
-    read_record,
     read_table,
 )
 

@@ -16,8 +16,15 @@ from reasonlab.errors import UserError
 from reasonlab.figures.frame import NO_BREAK_SPACE, WIDTH, Frame, counted
 from reasonlab.figures.panel_grid import panel_title, percent_scale
 from reasonlab.figures.published import ACEMATH, acemath
+from reasonlab.figures.record import Record
 from reasonlab.figures.style import GREY, INK, bare, house_style, save
-from reasonlab.figures.tables import AVERAGE, MAJORITY, ORACLE, ProgressRow, Record, ReferenceRow
+from reasonlab.figures.tables import (
+    AVERAGE,
+    MAJORITY,
+    ORACLE,
+    ProgressRow,
+    ReferenceRow,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

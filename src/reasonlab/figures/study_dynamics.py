@@ -11,8 +11,11 @@ from reasonlab.evaluate.control import caption
 from reasonlab.figures.frame import counted
 from reasonlab.figures.panel_grid import TOTAL, draw_panel_grid, of_panel, questions_asked
 from reasonlab.figures.published import KIMI, kimi_k15
+from reasonlab.figures.record import Record
 from reasonlab.figures.style import house_style, save
-from reasonlab.figures.tables import PanelRow, Record
+from reasonlab.figures.tables import (
+    PanelRow,
+)
 
 MIRROR_DESCENT = "mirror-descent"
 

@@ -2,7 +2,7 @@
 
 A figure of a study is drawn from these files alone, so it can be drawn again without the runs. The columns of a table
 are the fields of its row, in their order. Accuracies are fractions of 1. An empty cell is a number that does not exist,
-such as the interval of a slope through two points, and reads as nan.
+such as the interval of a slope through two points, and reads as nan. `record.py` reads the verdicts beside them.
 
     panels.csv     PanelRow       accuracy and length of an arm on a panel at an iteration
     slopes.csv     SlopeRow       accuracy regressed on length over the checkpoints of an arm
@@ -15,27 +15,23 @@ such as the interval of a slope through two points, and reads as nan.
     selection.csv  SelectionRow   a student after learning from traces that somebody chose
     best_of_n.csv  BestOfRow      accuracy of the answer that somebody picks of N
     judge_rl.csv   JudgeRewardRow a policy after RL with a judge's reward
-    verdicts.json  Record         which study this is, and how it was measured
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from reasonlab.errors import UserError
-from reasonlab.evaluate.control import Split
-from reasonlab.evaluate.statistics import Interval
 from reasonlab.runs.files import write_aside
 
-PANELS, SLOPES, ARMS, VERDICTS = "panels.csv", "slopes.csv", "arms.csv", "verdicts.json"
+PANELS, SLOPES, ARMS = "panels.csv", "slopes.csv", "arms.csv"
 EXPERIENCE, REFLECTIONS, SCORES = "experience.csv", "reflections.csv", "scores.csv"
 SELECTION, BEST_OF, JUDGE_RL = "selection.csv", "best_of_n.csv", "judge_rl.csv"
 PROGRESS, REFERENCES = "progress.csv", "references.csv"
@@ -421,7 +417,7 @@ def read_table(path: Path, kind: type[Kind]) -> list[Kind]:
     except OSError as error:
         raise UserError(f"cannot read the table {path} ({error.strerror})", "Run the study that writes it") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a table: it is no UTF-8 text", _REMEDY) from error
+        raise UserError(f"{path} is not a table: it is no UTF-8 text", REMEDY) from error
     reader = csv.reader(io.StringIO(text))
     try:
         header = tuple(next(reader, ()))
@@ -436,20 +432,20 @@ def read_table(path: Path, kind: type[Kind]) -> list[Kind]:
                 raise ValueError(f"a second row of {', '.join(map(str, key))}")
             rows[key] = row
     except (ValueError, csv.Error) as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}", _REMEDY) from error
+        raise UserError(f"{path}, line {reader.line_num}: {error}", REMEDY) from error
     if not rows:
-        raise UserError(f"{path} has no rows", _REMEDY)
+        raise UserError(f"{path} has no rows", REMEDY)
     return list(rows.values())
 
 
-_REMEDY = "Restore the file, or run its study again"
+REMEDY = "Restore the file, or run its study again"
 
 
 def _check_header(path: Path, header: tuple[str, ...], kind: type[Kind]) -> None:
     names = columns(kind)
     needed = tuple(column.name for column in fields(kind) if column.default is MISSING)
     if header[: len(needed)] != needed or header != names[: len(header)]:
-        raise UserError(f"{path}, line 1: the columns are not {','.join(names)}", _REMEDY)
+        raise UserError(f"{path}, line 1: the columns are not {','.join(names)}", REMEDY)
 
 
 def _parse(kind: type[Kind], header: tuple[str, ...], cells: list[str]) -> Kind:
@@ -468,48 +464,3 @@ def _value(name: str, cell: str, kind: type) -> Any:
         return int(cell) if kind is int else float(cell or math.nan)
     except ValueError:
         raise ValueError(f"{name} is {cell!r}, not a {'whole ' * (kind is int)}number") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What the figures need of verdicts.json.
-
-    `protocol` holds words and numbers for the captions, any of which may be absent: model, other_model, iterations,
-    temperature, max_tokens, split, curriculum_switch; for MEL also prompts, rollouts_per_prompt, lr, mel_weight, pairs,
-    token_ratio. `gain` is absent where the control was not measured.
-    """
-
-    study: str
-    protocol: Mapping[str, Any] = field(default_factory=dict)
-    gain: Split | None = None
-
-
-_NUMBERS = (
-    *("temperature", "max_tokens", "curriculum_switch"),
-    *("prompts", "rollouts_per_prompt", "lr", "mel_weight", "pairs", "token_ratio"),
-)
-
-
-def read_record(path: Path) -> Record:
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror})", "Run the study that writes it") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}", _REMEDY) from error
-    try:
-        protocol = {name: value for name, value in (content.get("protocol") or {}).items() if value is not None}
-        for name in _NUMBERS:
-            if not isinstance(protocol.get(name, 0), int | float):
-                raise TypeError(f"{name} is {protocol[name]!r}, not a number")
-        split = content.get("gain_split")
-        return Record(str(content["study"]), protocol, split and _gain_split(split))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{path} is not the record of a study: {what}", _REMEDY) from error
-
-
-def _gain_split(split: Mapping[str, Any]) -> Split:
-    """{"before": 0, "after": 40, "gain": [estimate, low, high], "style": […], "skill": […]}"""
-    gain, style, skill = (Interval(*map(float, split[name])) for name in ("gain", "style", "skill"))
-    return Split(int(split["before"]), int(split["after"]), gain, style, skill)
