@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reasonlab.config import Config, GrpoConfig, load_recipe
+from reasonlab.config import Config, DpoConfig, GrpoConfig, SftConfig, load_recipe
 from reasonlab.errors import UserError
 from reasonlab.evaluate.control import FORCED_SUITE, SUITE, Split, caption, recorded_answers, split_gain
 from reasonlab.evaluate.evaluator import Answer, summarise
@@ -35,6 +35,7 @@ class Dynamics:
     title: str
     subtitle: str
     caption: str
+    step_label: str = "RL iteration"
 
     @property
     def families(self) -> list[str]:
@@ -57,7 +58,9 @@ def draw_dynamics(run: Path, out: Path) -> DynamicsFiles:
     table = out / "dynamics.csv"
     write_table(table, PanelRow, dynamics.points)
     with house_style():
-        figure = draw_panel_grid(dynamics.points, dynamics.title, dynamics.subtitle, dynamics.caption)
+        figure = draw_panel_grid(
+            dynamics.points, dynamics.title, dynamics.subtitle, dynamics.caption, step_label=dynamics.step_label
+        )
         png, svg = save(figure, out / "dynamics", dynamics.title)
     return DynamicsFiles(png, svg, table, dynamics)
 
@@ -83,7 +86,9 @@ def read_dynamics(run: Path) -> Dynamics:
             if part := [answer for answer in answers if answer.family == family]:
                 points.append(panel_row(arm, family, step, part))
     split = split_gain(free, forced)
-    return Dynamics(tuple(points), split, _title(config), _subtitle(config, points), caption(split, len(free)))
+    words = _title(config), _subtitle(config, points), caption(split, len(free))
+    samples = not isinstance(config.method, SftConfig | DpoConfig)  # these learn from what is given
+    return Dynamics(tuple(points), split, *words, "RL iteration" if samples else "iteration")
 
 
 def panel_row(arm: str, panel: str, step: int, answers: Sequence[Answer]) -> PanelRow:

@@ -55,6 +55,7 @@ def draw_panel_grid(
     caption: str,
     accuracy_label: str = ACCURACY_LABEL,
     tokens_label: str = TOKENS_LABEL,
+    step_label: str = "RL iteration",
 ) -> Figure:
     """The rows of one arm, `total` among them: the total is a block of 2 × 2 cells at the top left."""
     families = family_names(rows)
@@ -74,7 +75,7 @@ def draw_panel_grid(
         lengths = _panel(axes, of_panel(rows, family), longest)
         axes.tick_params(labelbottom=(row + 1, column) not in cells, labelleft=column == 0)
         lengths.tick_params(labelright=(row, column + 1) not in cells)
-    _words(frame, title, subtitle, caption)
+    _words(frame, title, subtitle, caption, step_label)
     _legend(frame, rows, accuracy_label, tokens_label)
     return frame.figure
 
@@ -182,13 +183,13 @@ def _control(axes: Axes, points: Sequence[PanelRow]) -> None:
     )
 
 
-def _words(frame: Frame, title: str, subtitle: str, caption: str) -> None:
+def _words(frame: Frame, title: str, subtitle: str, caption: str, step_label: str) -> None:
     middle = (_FOOT + frame.height - _HEAD) / 2
     frame.heading(title, subtitle)
     frame.write(0.34, middle, "accuracy (%)", color=BLUE, fontsize=9.5, rotation=90, ha="right", va="center")
     right = WIDTH - 0.24
     frame.write(right, middle, "response tokens", color=VERMILION, fontsize=9.5, rotation=270, ha="left", va="center")
-    frame.write(WIDTH / 2, _FOOT - 0.36, "RL iteration", fontsize=9.5, ha="center", va="center")
+    frame.write(WIDTH / 2, _FOOT - 0.36, step_label, fontsize=9.5, ha="center", va="center")
     frame.caption(caption)
 
 
