@@ -7,7 +7,9 @@ checkpoints answer with common random numbers, which makes their paired differen
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from reasonlab.evaluate.responder import FAILED, Ask, EngineResponder, Progress, Responder, Response
 from reasonlab.evaluate.statistics import Interval, mean_interval, score_interval
 from reasonlab.grading.grade import Grade, grade
+from reasonlab.grading.pool import shared_pool
 from reasonlab.keys import key
 from reasonlab.model.text_format import TextTokenizer, TinyFormat
 from reasonlab.problems.problem import Problem
@@ -114,14 +117,23 @@ def answers_to(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Iterator[Answer]:
-    """Every answer as soon as the responder has it."""
+    """The answers in the responder's order, each once it is graded.
+
+    Grading goes on beside the next answers: what exact rules do not settle waits for math-verify's workers.
+    """
     asks = [
         Ask(task.question, [key(seed, "evaluate", task.problem.id, sample) for sample in task.samples])
         for task in tasks
     ]
-    for number, place, response in responder.respond(asks, sampling, progress):
-        task = tasks[number]
-        yield graded_answer(task.problem, task.samples[place], response, grader)
+    waiting: deque[Future[Answer]] = deque()
+    with ThreadPoolExecutor(shared_pool().size) as threads:
+        for number, place, response in responder.respond(asks, sampling, progress):
+            task = tasks[number]
+            waiting.append(threads.submit(graded_answer, task.problem, task.samples[place], response, grader))
+            while waiting and waiting[0].done():
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def graded_answer(problem: Problem, sample: int, response: Response, grader: Grader) -> Answer:

@@ -25,7 +25,7 @@ from reasonlab.rollout.endpoint import Endpoint
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Sampling
 
-MOST_ROWS = 256
+MOST_ROWS = {"cpu": 256, "cuda": 1024}
 PROMPT_ROOM = 1024  # tokens, for the guess of how many rows fit into memory
 CPU_CACHE_BYTES = 4 << 30
 CUDA_CACHE_SHARE = 0.6  # of what the weights leave free
@@ -150,7 +150,7 @@ def _rows(model: Transformer, sampling: Sampling, workers: int) -> int:
         room = CUDA_CACHE_SHARE * torch.cuda.mem_get_info()[0]
     else:
         room = CPU_CACHE_BYTES / workers
-    return max(1, min(MOST_ROWS, int(room / (token * (PROMPT_ROOM + sampling.max_tokens)))))
+    return max(1, min(MOST_ROWS[weight.device.type], int(room / (token * (PROMPT_ROOM + sampling.max_tokens)))))
 
 
 def checkpoint_sha256(directory: Path) -> str:

@@ -62,10 +62,11 @@ class EngineResponder:
         requests = [Request(prompt.ids, ask.keys) for prompt, ask in zip(prompts, asks, strict=True)]
         for part in _parts([len(ask.keys) for ask in asks], self.at_once):
             groups = self.engine.generate([requests[i] for i in part], sampling, progress)
+            texts = iter(self.format.responses([rollout.ids for group in groups for rollout in group]))
             for i, group in zip(part, groups, strict=True):
                 for number, rollout in enumerate(group):
-                    text = prompts[i].opening + self.format.response(rollout.ids)
-                    yield i, number, Response(text, prompts[i].opening_tokens + len(rollout.ids), rollout.finish)
+                    tokens = prompts[i].opening_tokens + len(rollout.ids)
+                    yield i, number, Response(prompts[i].opening + next(texts), tokens, rollout.finish)
 
     def _check_room(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         room = self.engine.model.config.max_positions
