@@ -52,6 +52,7 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
         (["train", SMOKE, "--learner.lr", "-1", "--dry-run"], "learner.lr"),
         (["train", SMOKE, "--model.path", "no-such-model"], "there is no model 'no-such-model'"),
         (["train", SMOKE, "--problems.families", '["sums"]'], "no family 'sums'"),
+        (["train", SMOKE, "--minutes", "0"], "leaves no time"),
         (["train", SMOKE, "--resume", "x"], "train needs a recipe, or --resume"),
         (["train", "--resume", "no/such/run"], "there is no run in"),
         (["eval", "no-such-model"], "there is no model"),

@@ -486,8 +486,11 @@ WORDS = {word: number for number, word in enumerate(["[UNK]", "q", "bot", "<thin
 def test_the_thought_of_a_guess_is_closed_before_it_begins(template: str, asked: str, opening: str) -> None:
     tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    prompt = _ThoughtClosed(ChatFormat(ChatTokenizer(tokenizer, template))).prompt("q")
+    closed = _ThoughtClosed(ChatFormat(ChatTokenizer(tokenizer, template)))
+    prompt = closed.prompt("q")
     assert (prompt.ids, prompt.opening) == ([WORDS[word] for word in asked.split()], opening)
+    answers = [[WORDS["q"]], [WORDS["bot"], WORDS["q"]]]
+    assert closed.responses(answers) == [closed.response(ids) for ids in answers]
 
 
 def test_a_model_that_knows_no_thoughts_is_left_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,27 @@ def test_length_reward_switches_on(tmp_path: Path) -> None:
     reader = RunReader(tmp_path / "run")
     assert {row["reward"] for row in reader.rollouts(1)} <= {0.0, 1.0}
     assert not {row["reward"] for row in reader.rollouts(2)} <= {0.0, 1.0}
+
+
+def test_a_run_that_stopped_at_its_time_limit_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From `final`, also where no other checkpoint was written; to the same bits as a run that was let be."""
+    train(tmp_path / "whole", checkpoint={"every": 100})
+    trainer = start(config(checkpoint={"every": 100}), tmp_path / "run", ["test"], Silent())
+    iterate, now = trainer._iteration, time.monotonic
+
+    def late(number: int) -> None:
+        iterate(number)
+        if number == 2:
+            monkeypatch.setattr(time, "monotonic", lambda: now() + 100)
+
+    monkeypatch.setattr(trainer, "_iteration", late)
+    outcome = trainer.run(deadline=now() + 100)
+    monkeypatch.setattr(time, "monotonic", now)
+    assert (outcome.status, outcome.iteration) == ("stopped at the time limit", 2)
+    continued = resume(tmp_path / "run", Silent())
+    assert continued.state.iteration == 2
+    assert continued.run().status == "finished"
+    assert _final(tmp_path / "run") == _final(tmp_path / "whole")
 
 
 def test_finished_run_is_not_resumed(tmp_path: Path) -> None:

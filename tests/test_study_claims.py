@@ -102,6 +102,13 @@ def test_arms_are_compared_at_the_last_iteration_they_share_in_the_right_directi
     assert claims["curriculum-beats-uniform"].verdict == "fails"
 
 
+def test_arms_that_share_only_their_beginning_are_not_compared() -> None:
+    """As when a time limit stopped one of them between two evaluations."""
+    stopped = {0: RISE[0], 7: RISE[10]}
+    claim = by_id(dynamics.claims({dynamics.MAIN: stopped, dynamics.GRPO: RISE}))["beats-grpo"]
+    assert (claim.verdict, claim.estimate, claim.interval) == ("undecided", None, None)
+
+
 @pytest.mark.parametrize(
     ("kinds", "verdict", "counts"),
     [

@@ -137,16 +137,20 @@ def _train(words: list[str]) -> int:
     parser.add_argument("recipe", type=Path, nargs="?", help="a TOML file")
     parser.add_argument("--out", type=Path, help="new directory for the run (default: runs/RECIPE-N)")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
+    parser.add_argument("--minutes", type=float, metavar="M", help="stop in time, evaluated and with final weights")
     parser.add_argument("--dry-run", action="store_true", help="check the recipe, print it resolved, and stop")
     arguments, overrides = parser.parse_known_args(words)
+    if arguments.minutes is not None and not arguments.minutes > 0:
+        raise UserError(f"--minutes {arguments.minutes:g} leaves no time to train", "Give a positive number")
     if (arguments.recipe is None) == (arguments.resume is None):
         raise UserError("train needs a recipe, or --resume RUN", "For instance: reasonlab train recipes/smoke.toml")
     if arguments.resume is not None:
         if overrides or arguments.out or arguments.dry_run:
-            raise UserError("--resume takes no other options", "A run continues with the settings it was started with")
+            remedy = "A run continues with the settings it was started with; only --minutes may be given"
+            raise UserError("--resume takes no other options", remedy)
         from reasonlab.train.command import resume_run
 
-        return resume_run(arguments.resume)
+        return resume_run(arguments.resume, arguments.minutes)
     from reasonlab.config import apply_overrides, load_recipe, to_toml
 
     config = apply_overrides(load_recipe(arguments.recipe), overrides)
@@ -155,7 +159,8 @@ def _train(words: list[str]) -> int:
         return 0
     from reasonlab.train.command import start_run
 
-    return start_run(config, arguments.out or free_directory(arguments.recipe.stem), ["train", *words])
+    out = arguments.out or free_directory(arguments.recipe.stem)
+    return start_run(config, out, ["train", *words], arguments.minutes)
 
 
 def _eval(words: list[str]) -> int:

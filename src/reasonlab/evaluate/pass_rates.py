@@ -207,3 +207,6 @@ class _ThoughtClosed:
 
     def response(self, ids: Sequence[int]) -> str:
         return self.inner.response(ids)
+
+    def responses(self, many: Sequence[Sequence[int]]) -> list[str]:
+        return self.inner.responses(many)

@@ -11,14 +11,13 @@ from reasonlab.config import Config
 from reasonlab.errors import UserError
 from reasonlab.evaluate.control import FORCED_SUITE, recorded_answers
 from reasonlab.evaluate.evaluator import Answer
-from reasonlab.evaluate.statistics import Interval
 from reasonlab.figures.panel_grid import FORCED, TOTAL
 from reasonlab.figures.tables import PanelRow
 from reasonlab.runs import RunReader
 from reasonlab.studies.answers import STATE, final
 from reasonlab.studies.plan import Plan
-from reasonlab.studies.scores import Scores, arm_cost, difference, panels_of
-from reasonlab.studies.verdicts import ArmCost
+from reasonlab.studies.scores import Scores, arm_cost, difference, panels_of, points
+from reasonlab.studies.verdicts import ArmCost, Claim, judge
 
 Curve = dict[int, dict[str, Scores]]  # iteration → panel → scores
 
@@ -100,10 +99,15 @@ def panel_rows(arm: str, curve: Curve) -> list[PanelRow]:
     return rows
 
 
-def final_difference(a: Curve, b: Curve) -> Interval:
-    """Accuracy of b minus a at the last iteration both were evaluated at."""
+def judge_ends(id: str, text: str, a: Curve, b: Curve, published: str) -> Claim:
+    """Accuracy of b minus a, in points, at the last iteration both were evaluated at.
+
+    Undecided if that is where they began: nothing has been compared then.
+    """
     last = max(set(a) & set(b))
-    return difference(a[last][TOTAL].accuracy, b[last][TOTAL].accuracy)
+    if last == min(a):
+        return Claim(id, text, "undecided", None, None, published)
+    return judge(id, text, points(difference(a[last][TOTAL].accuracy, b[last][TOTAL].accuracy)), published)
 
 
 def cost(arm: str, curve: Curve, runs: Sequence[Path]) -> ArmCost:

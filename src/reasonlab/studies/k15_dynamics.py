@@ -29,7 +29,7 @@ from reasonlab.studies.curves import (
     Curve,
     check_evaluations,
     cost,
-    final_difference,
+    judge_ends,
     on_shared_questions,
     panel_rows,
     read_curve,
@@ -195,23 +195,25 @@ def claims(curves: Mapping[str, Curve], main_is_larger: bool = False) -> list[Cl
             1, judge("skill-rises", "accuracy with thinking forced, after minus before, points", skill, "not measured")
         )
     if GRPO in curves:
-        gap = points(final_difference(curves[GRPO], main))
-        judged.append(judge("beats-grpo", "mirror descent minus GRPO at the end, points", gap, "not measured"))
+        text = "mirror descent minus GRPO at the end, points"
+        judged.append(judge_ends("beats-grpo", text, curves[GRPO], main, "not measured"))
     if REST in curves:
         judged.append(
-            judge(
+            judge_ends(
                 "beats-rest",
                 "mirror descent minus ReST at the end, points",
-                points(final_difference(curves[REST], main)),
+                curves[REST],
+                main,
                 "+7.1 points (mean of the last five checkpoints, 64.3 against 57.2 %)",
             )
         )
     if CURRICULUM in curves:
         judged.append(
-            judge(
+            judge_ends(
                 "curriculum-beats-uniform",
                 "curriculum minus uniform at the end, points",
-                points(final_difference(main, curves[CURRICULUM])),
+                main,
+                curves[CURRICULUM],
                 "+3.7 points at the last common iteration (59.1 against 55.4 %)",
             )
         )

@@ -41,7 +41,7 @@ from reasonlab.figures.tables import (
 )
 from reasonlab.runs import RunReader
 from reasonlab.studies.answers import answer, answers_file, final, on_shared_questions, read_answers
-from reasonlab.studies.curves import Curve, check_evaluations, cost, final_difference, panel_rows, read_curve
+from reasonlab.studies.curves import Curve, check_evaluations, cost, judge_ends, panel_rows, read_curve
 from reasonlab.studies.curves import on_shared_questions as on_shared_points
 from reasonlab.studies.plan import Plan, base_pieces
 from reasonlab.studies.runner import Piece, train
@@ -272,10 +272,11 @@ def claims(
             points(difference(first.accuracy, last.accuracy)),
             "+5.2, +7.1 and +15.1 points (4B, 8B, 14B)",
         ),
-        judge(
+        judge_ends(
             "mel-beats-grpo",
             "greedy accuracy of MEL minus GRPO at the end, points",
-            points(final_difference(grpo, mel)),
+            grpo,
+            mel,
             "+3.92, +4.36 and +4.73 points",
         ),
         judge(
@@ -299,10 +300,11 @@ def claims(
     ]
     if MATCHED in curves:
         judged.append(
-            judge(
+            judge_ends(
                 "mel-beats-matched",
                 "greedy accuracy of MEL minus GRPO with as many generated tokens, points",
-                points(final_difference(curves[MATCHED], mel)),
+                curves[MATCHED],
+                mel,
                 "not compared",
             )
         )
@@ -331,7 +333,7 @@ def claims(
     for arm in curves:
         if arm in ABLATIONS:
             text = f"greedy accuracy of {arm} minus GRPO at the end, points"
-            judged.append(judge(f"{arm}-beats-grpo", text, points(final_difference(grpo, curves[arm])), "not run"))
+            judged.append(judge_ends(f"{arm}-beats-grpo", text, grpo, curves[arm], "not run"))
     return judged
 
 

@@ -24,6 +24,7 @@ from reasonlab.train.learner import Learner
 
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
+FINAL = "final"  # the checkpoint at the end of a run
 ADAPTER = "adapter"  # of LoRA; the weights beside it are merged
 SOURCE = "source.json"  # success rates of problems, unfinished rollouts
 
@@ -89,8 +90,16 @@ def optimizer_tensors(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    """The checkpoint with the most iterations. Half-written ones have hidden names and do not count."""
+    """The checkpoint with the most iterations. Half-written ones have hidden names and do not count.
+
+    That may be `final`: a run that stopped at its time limit can go on from there.
+    """
     found = sorted((run / "checkpoints").glob("step-*"))
+    final = run / "checkpoints" / FINAL
+    if (state := final / "trainer" / STATE).is_file():
+        name = checkpoint_name(json.loads(state.read_text())["iteration"])
+        if not found or name >= found[-1].name:
+            return final
     return found[-1] if found else None
 
 

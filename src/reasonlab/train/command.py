@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,20 +12,27 @@ from reasonlab.terminal import make_observer
 from reasonlab.train.loop import Outcome, Trainer, resume, start
 
 
-def start_run(config: Config, out: Path, argv: Sequence[str]) -> int:
+def start_run(config: Config, out: Path, argv: Sequence[str], minutes: float | None = None) -> int:
+    """`minutes` from now no further iteration begins; the last evaluation and the weights take some more seconds."""
+    deadline = deadline_in(minutes)
     with make_observer(config.iterations, out.name) as observer:
         trainer = start(config, out, argv, observer)
-        outcome = run_guarded(trainer)
+        outcome = run_guarded(trainer, deadline)
     return report(out, outcome)
 
 
-def resume_run(run: Path) -> int:
+def resume_run(run: Path, minutes: float | None = None) -> int:
+    deadline = deadline_in(minutes)
     RunReader(run).run  # noqa: B018  a clear error if there is no run, before the view opens
     config = load_recipe(run / "config.toml")
     with make_observer(config.iterations, run.name) as observer:
         trainer = resume(run, observer)
-        outcome = run_guarded(trainer)
+        outcome = run_guarded(trainer, deadline)
     return report(run, outcome)
+
+
+def deadline_in(minutes: float | None) -> float | None:
+    return None if minutes is None else time.monotonic() + 60 * minutes
 
 
 def run_guarded(trainer: Trainer, deadline: float | None = None) -> Outcome:

@@ -46,6 +46,7 @@ from reasonlab.runs.record import read_run
 from reasonlab.train.batch import Example, TokenBatch, Totals
 from reasonlab.train.checkpoint import (
     ADAPTER,
+    FINAL,
     TrainState,
     checkpoint_name,
     load_checkpoint,
@@ -69,6 +70,8 @@ from reasonlab.train.memory import (
 )
 from reasonlab.train.sources import Source, build_source
 
+TIME_LIMIT = "stopped at the time limit"
+
 
 class Observer(Protocol):
     """Somebody who watches a run: the terminal view. Nothing in training depends on it."""
@@ -84,7 +87,7 @@ class Observer(Protocol):
 class Outcome:
     """How a run ended."""
 
-    status: str  # "finished", "interrupted" or "stopped at the time limit"
+    status: str  # "finished", "interrupted" or TIME_LIMIT
     iteration: int
     seconds: float
 
@@ -237,7 +240,7 @@ class Trainer:
             while self.state.iteration < total:
                 late = deadline is not None and time.monotonic() > deadline
                 if self.stop_requested or late:
-                    status = "interrupted" if self.stop_requested else "stopped at the time limit"
+                    status = "interrupted" if self.stop_requested else TIME_LIMIT
                     break
                 self._iteration(self.state.iteration + 1)
                 self.state.seconds = time.monotonic() - started
@@ -252,7 +255,7 @@ class Trainer:
             else:
                 if self.config.evaluate.every:
                     self._evaluate(self.state.iteration, both_ends=True)
-                self._save("final")
+                self._save(FINAL)
         self._finish_writing()
         self.record.finish(status)
         return Outcome(status, self.state.iteration, time.monotonic() - started)
@@ -427,7 +430,7 @@ def start(config: Config, out: Path, argv: Sequence[str], observer: Observer) ->
 def resume(run: Path, observer: Observer) -> Trainer:
     """The run in `run`, continued from its newest checkpoint (or from the base model if it has none yet)."""
     status = read_run(run)["status"]
-    if status not in ("running", "interrupted", "failed"):
+    if status not in ("running", "interrupted", "failed", TIME_LIMIT):
         raise UserError(f"the run in {run} has already ended ({status})", "Start another with --out")
     trainer = Trainer(load_recipe(run / "config.toml"), observer, newest_checkpoint(run))
     trainer.record = RunRecord.resume(run)
