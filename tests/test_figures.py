@@ -10,7 +10,7 @@ import pytest
 
 from reasonlab.config import Config, EvaluateConfig, to_toml
 from reasonlab.errors import UserError
-from reasonlab.evaluate.control import Split, caption
+from reasonlab.evaluate.control import Split, caption, change_caption
 from reasonlab.evaluate.evaluator import Answer
 from reasonlab.evaluate.statistics import Interval, mean_interval, paired_difference, score_interval
 from reasonlab.figures.dynamics import FORCED, TOTAL, draw_dynamics, read_dynamics
@@ -159,6 +159,20 @@ def test_caption_without_control_says_so(tmp_path: Path) -> None:
     dynamics = read_dynamics(make_run(tmp_path / "run", control=False))
     assert dynamics.caption.startswith("No control at both ends")
     assert draw_dynamics(tmp_path / "run", tmp_path).png.exists()
+
+
+def test_caption_of_a_run_that_has_no_control_is_the_paired_change() -> None:
+    ends = {step: answers(step, chance, FAMILY_NAMES, False) for step, chance in ((0, 0.3), (10, 0.6))}
+    means = [
+        np.array([a.verdict == "correct" for a in ends[step]], dtype=float).reshape(-1, SAMPLES).mean(axis=1)
+        for step in ends
+    ]
+    gain = paired_difference(*means)[0]
+    assert change_caption(ends) == (
+        f"Iteration 0 to 10: accuracy {100 * gain.estimate:+.1f} points [95 %: {100 * gain.low:+.1f}, "
+        f"{100 * gain.high:+.1f}], paired by question."
+    )
+    assert change_caption({0: ends[0]}).startswith("One evaluation so far")
 
 
 @pytest.mark.parametrize("families", [("gcd",), FAMILY_NAMES[:5]])

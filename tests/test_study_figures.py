@@ -217,7 +217,7 @@ def test_dynamics_study_is_drawn_from_its_tables_with_the_same_bytes(tmp_path: P
         assert text in dynamics
     for text in ("ReST, 62.0 %", "curriculum, 64.0 %", "uniform, 66.0 %", "tiny-4m, 68.0 %", "Published", "Fig. 8"):
         assert text in words(tmp_path / "a" / "ablations.svg")
-    for text in ("+1.00 points per token [+0.80, +1.20], r = 0.97", "Length and training time rise together", "GPQA"):
+    for text in ("+1.00 points per token [+0.80, +1.20], r = 0.97", "Length and training time change together", "GPQA"):
         assert text in words(tmp_path / "a" / "accuracy-length.svg")
 
 

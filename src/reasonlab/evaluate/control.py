@@ -17,6 +17,7 @@ from reasonlab.evaluate.statistics import Interval, mean_interval
 from reasonlab.runs import RunReader
 
 SUITE, FORCED_SUITE = "tiny", "tiny-forced"
+ALONE = "One evaluation so far: there is nothing to compare it with."
 _ANSWER_FIELDS = tuple(field.name for field in fields(Answer))
 
 
@@ -68,10 +69,21 @@ def _score_by_problem(answers: Sequence[Answer]) -> dict[str, float]:
     }
 
 
+def change_caption(free: dict[int, list[Answer]]) -> str:
+    """The change between both ends, where there is no control: language models think as they like."""
+    before, after = min(free), max(free)
+    first, last = (_score_by_problem(free[step]) for step in (before, after))
+    changes = [last[problem] - first[problem] for problem in first if problem in last]
+    if before == after or not changes:
+        return ALONE
+    gain = _points(mean_interval(np.array(changes)), " points")
+    return f"Iteration {before} to {after}: accuracy {gain}, paired by question."
+
+
 def caption(split: Split | None, evaluations: int) -> str:
     """What the control supports about the gain, and no more."""
     if evaluations == 1:
-        return "One evaluation so far: there is nothing to compare it with."
+        return ALONE
     if split is None:
         return (
             "No control at both ends of this run (accuracy with thinking forced), "

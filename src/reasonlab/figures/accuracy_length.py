@@ -1,7 +1,7 @@
 """Accuracy against mean response length over the checkpoints of a run (Kimi k1.5, Fig. 6), and the slopes compared.
 
 A slope here is what a checkpoint that writes one token more, on average, is better by. It is a correlation: length and
-training time rise together, and nothing in the figure tells them apart.
+training time change together, and nothing in the figure tells them apart.
 """
 
 from __future__ import annotations
@@ -239,11 +239,12 @@ def _forest(
 
 def _caption(slopes: Sequence[SlopeRow]) -> str:
     if not slopes:
-        return "Length and training time rise together: what each of them does cannot be told apart here."
+        return "Length and training time change together: what each of them does cannot be told apart here."
     own = [row for row in slopes if row.against == "own" and row.panel != TOTAL and math.isfinite(row.slope_low)]
     rising = sum(row.slope_low > 0 for row in own)
     ours = f"The slope's interval is above zero in {rising} of {len(own)} families. " if own else ""
     return (
-        f"{ours}Length and training time rise together, so a slope is a correlation, not what a token buys. The source "
-        "draws all its panels over the mean length of the total; its slopes over a panel's own length are fitted here."
+        f"{ours}Length and training time change together, so a slope is a correlation, not what a token buys. "
+        "The source draws all its panels over the mean length of the total; "
+        "its slopes over a panel's own length are fitted here."
     )

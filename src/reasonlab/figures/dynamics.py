@@ -14,12 +14,13 @@ import numpy as np
 
 from reasonlab.config import Config, DpoConfig, GrpoConfig, SftConfig, load_recipe
 from reasonlab.errors import UserError
-from reasonlab.evaluate.control import FORCED_SUITE, SUITE, Split, caption, recorded_answers, split_gain
+from reasonlab.evaluate.control import FORCED_SUITE, SUITE, Split, caption, change_caption, recorded_answers, split_gain
 from reasonlab.evaluate.evaluator import Answer, summarise
 from reasonlab.figures.frame import counted
 from reasonlab.figures.panel_grid import FORCED, TOTAL, draw_panel_grid, family_names, questions_asked
 from reasonlab.figures.style import house_style, save
 from reasonlab.figures.tables import PanelRow, write_table
+from reasonlab.model.ladder import model_name
 from reasonlab.problems.tiny_world import FAMILY_NAMES
 from reasonlab.runs import RunReader
 
@@ -86,8 +87,9 @@ def read_dynamics(run: Path) -> Dynamics:
             if part := [answer for answer in answers if answer.family == family]:
                 points.append(panel_row(arm, family, step, part))
     split = split_gain(free, forced)
-    words = _title(config), _subtitle(config, points), caption(split, len(free))
+    below = caption(split, len(free)) if config.evaluate.suite == SUITE else change_caption(free)
     samples = not isinstance(config.method, SftConfig | DpoConfig)  # these learn from what is given
+    words = _title(config), _subtitle(config, points), below
     return Dynamics(tuple(points), split, *words, "RL iteration" if samples else "iteration")
 
 
@@ -120,9 +122,7 @@ def _method(config: Config) -> str:
 
 def _title(config: Config) -> str:
     method = _method(config).replace("_", " ")
-    path = Path(config.model.path)
-    model = path.parents[1].name if path.parent.name == "checkpoints" else path.name  # a run goes by its own name
-    return f"Training dynamics: {model}, {method}, seed {config.seed}"
+    return f"Training dynamics: {model_name(config.model.path)}, {method}, seed {config.seed}"
 
 
 def _subtitle(config: Config, points: Sequence[PanelRow]) -> str:

@@ -205,7 +205,7 @@ def _caption(rows: Sequence[ArmRow], panels: Sequence[str]) -> str:
                 _signed(100 * (short.accuracy - long.accuracy), 1),
                 _signed(100 * (short.tokens / long.tokens - 1), 0),
             )
-            name = panel[:1].upper() + panel[1:]
+            name = panel[:1].upper() + panel[1:] if " " in panel else panel  # a benchmark's name stays what it is
             sentences.append(f"{name}: RL against the long model, {points} points of accuracy and {tokens} % tokens.")
     return " ".join([*sentences, "Dotted: the Pareto front of the arms, the best accuracy for so many tokens."])
 

@@ -79,6 +79,12 @@ def tiny_config(name: str, vocab_size: int, bos_id: int, eos_id: int, pad_id: in
     )
 
 
+def model_name(name_or_path: str) -> str:
+    """What to call a model in a figure: the checkpoint of a run goes by the name of the run."""
+    path = Path(name_or_path)
+    return path.parents[1].name if path.parent.name == "checkpoints" else path.name
+
+
 def resolve_model(name_or_path: str) -> Path:
     """The directory of a model: a checkpoint on disk, a GGUF file (converted once), or a name.
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from textwrap import fill
 
 import numpy as np
 
 from reasonlab.config import Config, DpoConfig, RestConfig, SftConfig
 from reasonlab.methods import build_method
+from reasonlab.model.ladder import model_name
 from reasonlab.studies import long2short, mel_vs_grpo, prm_selection
 from reasonlab.studies.footprint import GIB, Memory, Numbers, forward_flops
 from reasonlab.studies.machines import Cluster, Setting, ThisMachine, read_about, reflects
@@ -137,7 +137,7 @@ def _trained(arm: str, config: Config, setting: Setting) -> ArmEstimate:
         seconds += branch.seconds
     return ArmEstimate(
         arm=arm,
-        model=Path(config.model.path).name,
+        model=model_name(config.model.path),
         parameters=shape.parameter_count(),
         memory=memory,
         fits=None if setting.capacity is None else memory.peak <= setting.capacity,
@@ -233,7 +233,7 @@ def _sampled(name: str, config: Config, responses: int, setting: Setting) -> Arm
     means = np.minimum(setting.lengths(name, np.zeros(1)), config.rollout.max_tokens)
     return ArmEstimate(
         arm=name,
-        model=Path(config.model.path).name,
+        model=model_name(config.model.path),
         parameters=setting.shape(config).parameter_count(),
         memory=None,
         fits=None,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from reasonlab.figures.panel_grid import FORCED, TOTAL
 from reasonlab.figures.tables import PANELS, SLOPES, PanelRow, SlopeRow, write_table
 from reasonlab.keys import key
 from reasonlab.model.checkpoint import load_config
-from reasonlab.model.ladder import resolve_model
+from reasonlab.model.ladder import model_name, resolve_model
 from reasonlab.studies.answers import asks_tiny_world
 from reasonlab.studies.curves import (
     Curve,
@@ -81,8 +80,8 @@ def found(plan: Plan) -> Outcome:
     config = plan.recipe.arms[MAIN]
     other = plan.recipe.arms.get(OTHER_SIZE)
     protocol = {
-        "model": Path(config.model.path).name,
-        "other_model": Path(other.model.path).name if other else None,
+        "model": model_name(config.model.path),
+        "other_model": model_name(other.model.path) if other else None,
         "iterations": config.iterations,
         "prompts": config.rollout.prompts,
         "rollouts_per_prompt": config.rollout.samples,

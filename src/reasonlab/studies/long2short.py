@@ -38,7 +38,7 @@ from reasonlab.methods.group import Group
 from reasonlab.methods.long2short import preference_pairs, shortest_correct
 from reasonlab.methods.merge_command import Settings, Source, merge_checkpoints
 from reasonlab.methods.merge_command import check as check_sources
-from reasonlab.model.ladder import resolve_model
+from reasonlab.model.ladder import model_name, resolve_model
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs.files import write_aside
 from reasonlab.studies.answers import (
@@ -257,7 +257,7 @@ def found(plan: Plan) -> Outcome:
     write_table(plan.out / ARMS, ArmRow, rows)
     asked = {"split": settings.split, "levels": list(config.evaluate.levels), "hardest_level": hardest}
     protocol = {
-        "model": Path(config.model.path).name,
+        "model": model_name(settings.long_model or config.model.path),
         "temperature": settings.temperature,
         "max_tokens": config.rollout.max_tokens,
         "rl_max_tokens": plan.recipe.arms[RL].rollout.max_tokens,

@@ -39,6 +39,7 @@ from reasonlab.figures.tables import (
     ScoreRow,
     write_table,
 )
+from reasonlab.model.ladder import model_name
 from reasonlab.runs import RunReader
 from reasonlab.studies.answers import answer, answers_file, final, on_shared_questions, read_answers
 from reasonlab.studies.curves import Curve, check_evaluations, cost, judge_ends, panel_rows, read_curve
@@ -132,7 +133,7 @@ def found(plan: Plan) -> Outcome:
     config, settings = plan.recipe.arms[MEL], plan.recipe.settings
     tokens = {arm: sum(map(generated_tokens, of_arm)) for arm, of_arm in runs.items()}
     protocol = {
-        "model": Path(config.model.path).name,
+        "model": model_name(config.model.path),
         "iterations": config.iterations,
         "prompts": config.rollout.prompts,
         "rollouts_per_prompt": config.rollout.samples,

@@ -43,7 +43,7 @@ from reasonlab.judges.exact_labels import exact_labels
 from reasonlab.judges.selection import curated, random_subset, select
 from reasonlab.judges.types import Candidate
 from reasonlab.model.config import ModelConfig
-from reasonlab.model.ladder import resolve_model
+from reasonlab.model.ladder import model_name, resolve_model
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.corpus import prompt_text
 from reasonlab.problems.problem import Problem
@@ -322,7 +322,7 @@ def found(plan: Plan) -> Outcome:
     student, pool = plan.recipe.arms[STUDENT], inside[0][POOL]
     seen = student.iterations * student.rollout.prompts
     protocol = {
-        "model": Path(student.model.path).name,
+        "model": model_name(student.model.path),
         "judges": [str(one) for one in judges_of(settings)],
         "pool": pool["traces"],
         "pool_right": round(pool["right"], 4),
