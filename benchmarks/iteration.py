@@ -61,7 +61,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from rollout import SHAPES, random_model
+from random_models import SHAPES, random_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from vs_trl_cpu import BETAS, CLIP_NORM, LEARNING_RATE, TRL_SETTINGS, peak_mib
 
