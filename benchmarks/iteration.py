@@ -62,8 +62,9 @@ import numpy as np
 import psutil
 import torch
 from random_models import SHAPES, random_model
+from resident_memory import peak_mib
 from tokenizers import Tokenizer, models, pre_tokenizers
-from vs_trl_cpu import BETAS, CLIP_NORM, LEARNING_RATE, TRL_SETTINGS, peak_mib
+from trl_settings import BETAS, CLIP_NORM, LEARNING_RATE, TRL_SETTINGS
 
 from reasonlab.config import Config, validate
 from reasonlab.errors import UserError
