@@ -32,8 +32,9 @@ reward     ours: grading and reward; TRL: the reward function
 update     ours: from advantages to new weights; TRL: all the rest
 
 With `--ragged` the sides draw different samples, so the ratio is of seconds per generated token. `--rollouts-only`
-compares sampling alone, our engine with vLLM's. Each side has a process of its own. Memory is what is in use on the
-device when the side ends (nobody gives memory back before), on the CPU the highest resident set.
+compares sampling alone, our engine with vLLM's. Each side has a process of its own, `--start-timeout` seconds until
+its first iteration begins (loading, and what vLLM compiles), and `--timeout` from there on. Memory is what is in use on
+the device when the side ends (nobody gives memory back before), on the CPU the highest resident set.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -57,20 +59,22 @@ import torch
 from iteration_ours import ours
 from iteration_sampling import our_rollouts, vllm_rollouts
 from iteration_trl import trl, trl_vllm
-from iteration_work import Iteration, Work, digest, repeated, write_checkpoint
+from iteration_work import Begun, Iteration, Work, digest, repeated, write_checkpoint
 from random_models import SHAPES
 from resident_memory import peak_mib
 
 from reasonlab.model.checkpoint import load_config
 from reasonlab.model.ladder import resolve_model
 
-Side = Callable[[Work, Path], list[Iteration]]
+Side = Callable[[Work, Path, Begun], list[Iteration]]
 WHOLE: dict[str, Side] = {"ours": ours, "trl": trl, "trl-vllm": trl_vllm}
 SAMPLING: dict[str, Side] = {"ours": our_rollouts, "vllm": vllm_rollouts}
 NEEDS = {"trl": ("trl",), "trl-vllm": ("trl", "vllm"), "vllm": ("vllm",)}
 WANTED = {"trl": 10.0, "trl-vllm": 3.0, "vllm": 1.0}  # times that ours is to be faster than each
 HEADER = "           iteration   rollout    reward    update   tokens/s    first       memory"
 STDERR = 2  # where libraries may chatter: the table goes to the standard output alone
+BEGUN = "begun"  # the file by which a side's process says, beside its answer, that the first iteration begins
+LOOK_S = 0.1  # between two looks for it
 
 
 @dataclass
@@ -104,14 +108,14 @@ def versions() -> dict[str, str]:
     return found
 
 
-def measure(side: str, work: Work) -> Measured:
+def measure(side: str, work: Work, begun: Begun = lambda: None) -> Measured:
     with TemporaryDirectory() as scratch:
-        iterations = (SAMPLING if work.rollouts_only else WHOLE)[side](work, Path(scratch))
+        iterations = (SAMPLING if work.rollouts_only else WHOLE)[side](work, Path(scratch), begun)
         memory = memory_mib(work.device)
     return Measured(side, iterations[work.warmup :], iterations[0].seconds, memory, versions())
 
 
-def measure_apart(side: str, work: Work, timeout: float) -> Measured | str:
+def measure_apart(side: str, work: Work, start_timeout: float, timeout: float) -> Measured | str:
     """`measure` in a process of its own; if that fails or takes too long, why there is nothing."""
     if missing := [package for package in NEEDS.get(side, ()) if find_spec(package) is None]:
         return f"{missing[0]} is not installed"
@@ -120,24 +124,39 @@ def measure_apart(side: str, work: Work, timeout: float) -> Measured | str:
         told.write_text(json.dumps(asdict(work)))
         command = [sys.executable, str(Path(__file__).resolve()), "--tell", str(told), side, str(answer)]
         process = subprocess.Popen(command, stdout=STDERR)
-        try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
+        if late := lateness(process, answer.with_name(BEGUN), start_timeout, timeout):
             for one in psutil.Process(process.pid).children(recursive=True):  # vLLM's engine outlives its parent
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
             process.kill()
             process.wait()
-            return f"not done after {timeout:.0f} s"
+            return late
         if not answer.is_file():
-            return f"ended early with exit status {code}; its traceback is above"
+            return f"ended early with exit status {process.returncode}; its traceback is above"
         raw = json.loads(answer.read_text())
     return Measured(**{**raw, "iterations": [Iteration(**iteration) for iteration in raw["iterations"]]})
 
 
+def lateness(process: subprocess.Popen[bytes], begun: Path, start_timeout: float, timeout: float) -> str:
+    """Wait for the end of the process; if it does not come in time, what did not happen, and nothing otherwise.
+
+    The time to load and to compile says nothing about an iteration, so it has a limit of its own.
+    """
+    latest = time.monotonic() + start_timeout
+    while process.poll() is None and not begun.is_file():
+        if time.monotonic() > latest:
+            return f"no iteration begun after {start_timeout:.0f} s"
+        time.sleep(LOOK_S)
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return f"not done after {timeout:.0f} s"
+    return ""
+
+
 def answer_apart(told: str, side: str, answer: str) -> None:
     """What `measure_apart` starts."""
-    measured = measure(side, Work(**json.loads(Path(told).read_text())))
+    measured = measure(side, Work(**json.loads(Path(told).read_text())), Path(answer).with_name(BEGUN).touch)
     Path(answer).write_text(json.dumps(asdict(measured)))
 
 
@@ -212,7 +231,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--full-graphs", action="store_true", help="vLLM inside TRL: graphs up to the full batch (TRL cannot set that)"
     )
-    parser.add_argument("--timeout", type=float, default=600, help="seconds after which a side is given up")
+    parser.add_argument("--start-timeout", type=float, default=300, help="seconds for a side to load and to compile")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for a side from its first iteration on")
     parser.add_argument("--threads", type=int, default=1, help="on the CPU, for each side")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--checkpoint", type=Path, help="keep the random weights there, and take them from there")
@@ -244,7 +264,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         print(HEADER, flush=True)
         results: dict[str, Measured | str] = {}
         for side in options.sides:
-            results[side] = measure_apart(side, work, options.timeout)
+            results[side] = measure_apart(side, work, options.start_timeout, options.timeout)
             print(row(side, results[side]), flush=True)
         document = compare(work, results)
     if options.json:

@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 from iteration_sampling import graphs_of
-from iteration_work import Iteration, Stopwatch, Work, digest, reward_of
+from iteration_work import Begun, Iteration, Stopwatch, Work, digest, reward_of
 from trl_settings import TRL_SETTINGS
 
 from reasonlab.errors import UserError
 
 
-def trl(work: Work, scratch: Path) -> list[Iteration]:
-    return trl_iterations(work, scratch, use_vllm=False)
+def trl(work: Work, scratch: Path, begun: Begun) -> list[Iteration]:
+    return trl_iterations(work, scratch, begun, use_vllm=False)
 
 
-def trl_vllm(work: Work, scratch: Path) -> list[Iteration]:
-    return trl_iterations(work, scratch, use_vllm=True)
+def trl_vllm(work: Work, scratch: Path, begun: Begun) -> list[Iteration]:
+    return trl_iterations(work, scratch, begun, use_vllm=True)
 
 
-def trl_iterations(work: Work, scratch: Path, use_vllm: bool) -> list[Iteration]:
+def trl_iterations(work: Work, scratch: Path, begun: Begun, use_vllm: bool) -> list[Iteration]:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
     from datasets import Dataset
@@ -49,6 +49,7 @@ def trl_iterations(work: Work, scratch: Path, use_vllm: bool) -> list[Iteration]
         begin = 0.0
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
+            begun()
             self.begin = watch.now()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:

@@ -30,6 +30,7 @@ UNKNOWN, PAD, END = "<unk>", "<pad>", "<eos>"
 POOL = "problems.jsonl"
 REWARDS = 1009  # different rewards
 MOST_ROWS = 1024
+Begun = Callable[[], None]  # a side calls it when all is loaded and compiled and its first iteration begins
 
 
 @dataclass(frozen=True)
