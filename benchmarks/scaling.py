@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rollout import SHAPES, Work, random_model
+from random_models import SHAPES, random_model
+from rollout_work import Work
 
 from reasonlab.config import GrpoConfig, LearnerConfig
 from reasonlab.hardware import prepare

@@ -36,160 +36,21 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
-import resource
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
+from vs_trl_cpu_sides import SIDES
+from vs_trl_cpu_work import CASES, Setting, Step
 
-from reasonlab.config import GrpoConfig, LearnerConfig
-from reasonlab.grading.grade import grade
-from reasonlab.hardware import prepare
-from reasonlab.keys import key
-from reasonlab.methods.group import Group
-from reasonlab.methods.grpo import Grpo
-from reasonlab.model.checkpoint import load_model
-from reasonlab.model.config import ModelConfig
-from reasonlab.model.ladder import resolve_model
-from reasonlab.model.tiny_tokenizer import TinyTokenizer
-from reasonlab.problems.corpus import prompt_text
-from reasonlab.problems.problem import Problem
-from reasonlab.problems.tiny_world import problem_set
-from reasonlab.rollout.engine import Engine
-from reasonlab.rollout.types import Request, Sampling
-from reasonlab.train.batch import Example, Totals
-from reasonlab.train.learner import Learner
-from reasonlab.train.loop import on_policy
-
-LEVELS = (2, 3, 4, 5)
-LEARNING_RATE = 1e-6
-BETAS, CLIP_NORM = (0.9, 0.95), 1.0
-TRL_SETTINGS: dict[
-    str, Any
-] = {  # of every comparison with its GRPOTrainer: the same update as ours, and nothing beside it
-    "disable_dropout": True,
-    "gradient_checkpointing": False,
-    "num_iterations": 1,
-    "temperature": 1.0,
-    "beta": 0.0,
-    "loss_type": "grpo",
-    "learning_rate": LEARNING_RATE,
-    "lr_scheduler_type": "constant",
-    "adam_beta1": BETAS[0],
-    "adam_beta2": BETAS[1],
-    "max_grad_norm": CLIP_NORM,
-    "optim": "adamw_torch_fused",
-    "shuffle_dataset": False,
-    "logging_strategy": "no",
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
-}
 WARMUP_STEPS = 1
 BUSY = 0.2  # cores used by others that disturb a measurement
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    what: str
-    max_tokens: int
-    equal: bool  # all prompts and all rollouts of one length
-    suffix: str  # appended to every prompt
-    target: float | None
-
-
-CASES = {
-    case.name: case
-    for case in (
-        Case("equal", "prompts of one length, 32 new tokens each, no early stop", 32, True, "", 1.5),
-        Case("ragged", "the demo's first lengths: stop at <eos>, at most 160 tokens", 160, False, "", 3.0),
-        Case("worked", "the demo's last lengths: as ragged, worked style forced", 160, False, "<think>", None),
-    )
-}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What both sides are told."""
-
-    case: Case
-    model: str
-    prompts: int
-    samples: int
-    threads: int
-    steps: int  # measured and warm-up
-
-    def problems(self) -> list[list[Problem]]:
-        """The problems of each step."""
-        needed = self.prompts * self.steps
-        if not self.case.equal:
-            drawn = problem_set("train", needed, levels=LEVELS)
-        else:
-            tokenizer = TinyTokenizer.load()
-            by_length: dict[int, list[Problem]] = {}
-            for problem in problem_set("train", 8 * needed, levels=LEVELS):
-                by_length.setdefault(len(tokenizer.encode(self.prompt(problem))), []).append(problem)
-            drawn = max(by_length.values(), key=len)[:needed]
-        return [drawn[i : i + self.prompts] for i in range(0, needed, self.prompts)]
-
-    def prompt(self, problem: Problem) -> str:
-        return prompt_text(problem.question) + self.case.suffix
-
-
-@dataclass
-class Step:
-    """One measured step of one side."""
-
-    rollout_s: float
-    update_s: float
-    tokens: int  # generated, up to and with <eos>
-    in_update: int  # examples
-    flops: float
-    memory_before_mib: float
-    memory_peak_mib: float
-    update_all_s: float  # with the examples that have no advantage
-    busy_elsewhere: float = 0.0  # cores that other processes used meanwhile
-
-    @property
-    def seconds(self) -> float:
-        return self.rollout_s + self.update_s
-
-
-# --- the arithmetic a step needs -------------------------------------------------------------------------------------
-
-
-def step_flops(
-    config: ModelConfig, prompts: Sequence[int], responses: Sequence[Sequence[int]], updated: Sequence[Sequence[bool]]
-) -> float:
-    """`responses[i]` are the lengths of the rollouts of a prompt of `prompts[i]` tokens, `updated` those trained on."""
-    heads = config.heads * config.head_dim
-    attention_weights = config.hidden_size * (2 * heads + 2 * config.kv_heads * config.head_dim)
-    weights = config.layers * (attention_weights + 3 * config.hidden_size * config.intermediate_size)
-    head = config.hidden_size * config.vocab_size
-
-    def forward(first: int, last: int) -> float:
-        """Tokens first + 1 .. last of a sequence, each attending to itself and all before it."""
-        seen = (last * (last + 1) - first * (first + 1)) / 2
-        return 2 * weights * (last - first) + 4 * config.layers * heads * seen
-
-    total = 0.0
-    for prompt, group, kept in zip(prompts, responses, updated, strict=True):
-        total += forward(0, prompt) * (1 + 3 * any(kept))
-        for response, in_update in zip(group, kept, strict=True):
-            end = prompt + response - 1  # nobody asks what follows the last token
-            total += (forward(prompt, end) + 2 * head * response) * (1 + 3 * in_update)
-    return total
 
 
 def matmul_rate(seconds: float = 1.0) -> float:
@@ -202,173 +63,6 @@ def matmul_rate(seconds: float = 1.0) -> float:
         torch.mm(a, b)
         best = max(best, 2 * n**3 / (time.perf_counter() - start))
     return best
-
-
-# --- reasonlab -------------------------------------------------------------------------------------------------------
-
-
-def run_ours(setting: Setting, connection: Connection) -> None:
-    prepare("cpu")
-    tokenizer, model = TinyTokenizer.load(), load_model(resolve_model(setting.model))
-    case = setting.case
-    learner = Learner(
-        model, LearnerConfig(lr=LEARNING_RATE, betas=BETAS, clip_grad_norm=CLIP_NORM), workers=setting.threads
-    )
-    engine = Engine(model, workers=setting.threads)
-    method = Grpo(GrpoConfig(type="grpo"), case.max_tokens)
-    sampling = Sampling(max_tokens=case.max_tokens, stop_ids=() if case.equal else (tokenizer.eos_id,))
-    batches = setting.problems()
-    before = resident_mib()
-
-    def rollouts(number: int, problems: Sequence[Problem]) -> tuple[list[Group], list[Example]]:
-        requests = [
-            Request(tokenizer.encode(setting.prompt(p)), [key(number, p.id, i) for i in range(setting.samples)])
-            for p in problems
-        ]
-        groups = []
-        for problem, rollouts in zip(problems, engine.generate(requests, sampling), strict=True):
-            grades = [grade(problem, tokenizer.decode(rollout.ids)) for rollout in rollouts]
-            groups.append(Group(problem, rollouts, grades))
-            groups[-1].rewards = groups[-1].correct.astype(np.float64)
-        return groups, method.examples(groups)
-
-    def update(examples: Sequence[Example], totals: Totals) -> float:
-        start = time.perf_counter()
-        if examples:
-            learner.step(examples, on_policy(method.loss), totals)
-        return time.perf_counter() - start
-
-    for number, problems in enumerate(batches):
-        connection.recv()
-        start = time.perf_counter()
-        groups, examples = rollouts(number, problems)
-        kept = [case.equal or e.advantage != 0 for e in examples]
-        chosen, totals = [e for e, keep in zip(examples, kept, strict=True) if keep], Totals.of(examples)
-        rollout_s = time.perf_counter() - start
-        update_s = update(chosen, totals)
-        peak = peak_mib()
-        connection.send(
-            Step(
-                rollout_s,
-                update_s,
-                tokens=sum(int(group.lengths.sum()) for group in groups),
-                in_update=len(chosen),
-                flops=step_flops(
-                    model.config,
-                    [len(group.rollouts[0].prompt) for group in groups],
-                    [group.lengths.tolist() for group in groups],
-                    list(in_groups(kept, setting.samples)),
-                ),
-                memory_before_mib=before,
-                memory_peak_mib=peak,
-                update_all_s=update_s if len(chosen) == len(examples) else update(examples, totals),
-            )
-        )
-
-
-# --- TRL -------------------------------------------------------------------------------------------------------------
-
-
-def run_trl(setting: Setting, connection: Connection) -> None:
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import transformers
-    import trl
-    from datasets import Dataset
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    torch.set_num_threads(setting.threads)
-    case, batches, tokenizer = setting.case, setting.problems(), TinyTokenizer.load()
-    config = load_model(resolve_model(setting.model)).config
-    problems = [problem for batch in batches for problem in batch]
-    dataset = Dataset.from_dict({"prompt": [setting.prompt(p) for p in problems], "index": list(range(len(problems)))})
-    lengths: list[int] = []
-
-    def reward(completions: list[str], completion_ids: list[list[int]], index: list[int], **_: Any) -> list[float]:
-        lengths[:] = [len(ids) for ids in completion_ids]
-        pairs = zip(index, completions, strict=True)
-        return [float(grade(problems[i], text).verdict == "correct") for i, text in pairs]
-
-    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
-        """Waits for the word before a step and reports after it."""
-
-        start = rollout_s = before = 0.0
-        number = 0
-
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.before = self.before or resident_mib()
-            connection.recv()
-            self.start = time.perf_counter()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            update_s = time.perf_counter() - self.start - self.rollout_s
-            prompts = [len(tokenizer.encode(setting.prompt(p))) for p in batches[self.number]]
-            responses = list(in_groups(lengths, setting.samples))
-            connection.send(
-                Step(
-                    self.rollout_s,
-                    update_s,
-                    tokens=sum(lengths),
-                    in_update=len(lengths),
-                    flops=step_flops(config, prompts, responses, [[True] * setting.samples for _ in responses]),
-                    memory_before_mib=self.before,
-                    memory_peak_mib=peak_mib(),
-                    update_all_s=update_s,
-                )
-            )
-            self.number += 1
-
-    clock = Clock()
-    with tempfile.TemporaryDirectory() as directory:
-        trainer = trl.GRPOTrainer(
-            model=str(resolve_model(setting.model)),
-            reward_funcs=reward,
-            args=trl.GRPOConfig(
-                output_dir=directory,
-                use_cpu=True,
-                bf16=False,
-                model_init_kwargs={"dtype": "float32"},
-                per_device_train_batch_size=setting.prompts * setting.samples,
-                gradient_accumulation_steps=1,
-                steps_per_generation=1,
-                num_generations=setting.samples,
-                max_completion_length=case.max_tokens,
-                generation_kwargs={"min_new_tokens": case.max_tokens} if case.equal else None,
-                **TRL_SETTINGS,
-                max_steps=setting.steps,
-                dataloader_num_workers=0,
-            ),
-            train_dataset=dataset,
-            callbacks=[clock],
-        )
-        original: Callable[[Any], Any] = trainer._generate_and_score_completions
-
-        def timed(inputs: Any) -> Any:
-            start = time.perf_counter()
-            scored = original(inputs)
-            clock.rollout_s = time.perf_counter() - start
-            return scored
-
-        trainer._generate_and_score_completions = timed
-        trainer.remove_callback(transformers.PrinterCallback)
-        trainer.train()
-
-
-# --- measuring -------------------------------------------------------------------------------------------------------
-
-
-def in_groups(values: Sequence[Any], size: int) -> Iterator[list[Any]]:
-    for start in range(0, len(values), size):
-        yield list(values[start : start + size])
-
-
-def resident_mib() -> float:
-    return float(psutil.Process().memory_info().rss) / 2**20
-
-
-def peak_mib() -> float:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 class Side:
@@ -397,9 +91,6 @@ class Side:
 
 def cpu_seconds(times: Any) -> float:
     return float(times.user + times.system)
-
-
-SIDES = {"trl": run_trl, "reasonlab": run_ours}
 
 
 def measure(setting: Setting) -> dict[str, list[Step]]:

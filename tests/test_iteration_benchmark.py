@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,16 +79,49 @@ def test_other_work_is_noticed(benchmark: ModuleType, work: Any) -> None:
     assert found(in_loss=5) == ["trl had [5] sequences in the loss, not 8"]
 
 
-def test_rewards_differ_inside_a_group(benchmark: ModuleType) -> None:
-    rewards = {benchmark.reward_of(ids) for ids in ([5, 6, 7], [7, 6, 5], [5, 6], [5, 7, 6])}
+def test_rewards_differ_inside_a_group() -> None:
+    reward_of = load_script("iteration_work").reward_of
+    rewards = {reward_of(ids) for ids in ([5, 6, 7], [7, 6, 5], [5, 6], [5, 7, 6])}
     assert len(rewards) == 4
     assert all(0 <= reward < 1 for reward in rewards)
 
 
 def test_a_side_that_fails_leaves_the_others(benchmark: ModuleType, work: Any) -> None:
     broken = replace(work, model="/nowhere")
-    assert "ended early" in benchmark.measure_apart("ours", broken, 60)
-    assert benchmark.measure_apart("ours", work, 0.01) == "not done after 0 s"
+    assert "ended early" in benchmark.measure_apart("ours", broken, start_timeout=60, timeout=60)
+    assert benchmark.measure_apart("ours", work, start_timeout=0.01, timeout=60) == "no iteration begun after 0 s"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "start_timeout", "late"),
+    [
+        (1.5, 0, 60, ""),  # a start longer than the timeout is no fault
+        (0, 60, 60, "not done after 1 s"),
+        (60, 0, 1, "no iteration begun after 1 s"),
+    ],
+)
+def test_the_start_has_a_limit_of_its_own(
+    benchmark: ModuleType, tmp_path: Path, before: float, after: float, start_timeout: float, late: str
+) -> None:
+    begun = tmp_path / "begun"
+    program = f"import pathlib, time; time.sleep({before}); pathlib.Path({str(begun)!r}).touch(); time.sleep({after})"
+    process = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        assert benchmark.lateness(process, begun, start_timeout, timeout=1) == late
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("rollouts_only", [False, True])
+def test_the_beginning_is_told_beside_the_answer(
+    benchmark: ModuleType, work: Any, tmp_path: Path, rollouts_only: bool
+) -> None:
+    told, answer = tmp_path / "work.json", tmp_path / "measured.json"
+    told.write_text(json.dumps(asdict(replace(work, rollouts_only=rollouts_only))))
+    benchmark.answer_apart(str(told), "ours", str(answer))
+    assert len(json.loads(answer.read_text())["iterations"]) == 1
+    assert (tmp_path / benchmark.BEGUN).stat().st_mtime_ns <= answer.stat().st_mtime_ns
 
 
 def test_sides_that_do_not_fit_are_refused(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,23 @@ import pytest
 import torch
 from benchmark_scripts import load_script
 
+from reasonlab.model.transformer import Transformer
+from reasonlab.rollout import decoder
+
 
 @pytest.fixture(scope="module")
 def speed() -> ModuleType:
     return load_script("rollout")
+
+
+@pytest.fixture(scope="module")
+def tuning() -> ModuleType:
+    return load_script("rollout_tuning")
+
+
+@pytest.fixture(scope="module")
+def models() -> ModuleType:
+    return load_script("random_models")
 
 
 def run(speed: ModuleType, *more: str) -> list[dict[str, object]]:
@@ -41,7 +54,11 @@ def test_the_check_compares_logprobs(speed: ModuleType) -> None:
 
 
 def test_settings_of_the_kernels_are_compared(
-    speed: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    speed: ModuleType,
+    tuning: ModuleType,
+    models: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In Triton's interpreter: what counts here is that each setting is run, and once."""
     if torch.cuda.is_available():
@@ -49,14 +66,14 @@ def test_settings_of_the_kernels_are_compared(
     from test_kernels import kernels  # repairs the interpreter, and skips where there is no Triton
 
     few = {"attention_keys": (16, 64), "attention_warps": (1,), "attention_programs": (1, 2, 64)}
-    monkeypatch.setattr(speed, "KNOBS", {"attention": few, "drawing": {"vocabulary_block": (128, 4096)}})
-    monkeypatch.setattr(speed, "DRAWS", 2)
-    monkeypatch.setattr(speed, "COMPILED_ROWS", 2)
-    monkeypatch.setattr(speed.decoder_module, "operations_for", kernels.Kernels)
-    work, shape = speed.Work(rows=1, prompt=6, new=10, group=1, ragged=False), speed.SHAPES["mini"]
-    apart = speed.settings("attention", 2, speed.ready_columns(work))
+    monkeypatch.setattr(tuning, "KNOBS", {"attention": few, "drawing": {"vocabulary_block": (128, 4096)}})
+    monkeypatch.setattr(tuning, "DRAWS", 2)
+    monkeypatch.setattr(tuning, "COMPILED_ROWS", 2)
+    monkeypatch.setattr(decoder, "operations_for", kernels.Kernels)
+    work, shape = speed.Work(rows=1, prompt=6, new=10, group=1, ragged=False), models.SHAPES["mini"]
+    apart = tuning.settings("attention", 2, tuning.ready_columns(work))
     assert len(apart) == 4  # 1 and 2 programs are reached without a split; 64 need parts, as many as there are keys for
-    launched = [speed.compile_share(shape, work, torch.device("cpu"), torch.float32, number, 3) for number in range(3)]
+    launched = [tuning.compile_share(shape, work, torch.device("cpu"), torch.float32, number, 3) for number in range(3)]
     assert sum(launched) == len(apart) + 2
     before = asdict(kernels.TUNING)
     results = run(speed, "--tune", "--rows", "1")
@@ -69,19 +86,19 @@ def test_settings_of_the_kernels_are_compared(
     assert "attention_keys 16, attention_warps 1, attention_programs 64" in capsys.readouterr().out
 
 
-def test_all_tokens_count(speed: ModuleType) -> None:
-    model = speed.random_model(speed.SHAPES["mini"], torch.device("cpu"), torch.float32)
+def test_all_tokens_count(speed: ModuleType, models: ModuleType) -> None:
+    model = models.random_model(models.SHAPES["mini"], torch.device("cpu"), torch.float32)
     work = speed.Work(rows=6, prompt=5, new=9, group=4, ragged=False)
     assert [len(request.keys) for request in work.requests(512)] == [4, 2]
-    assert speed.engine_side(model, work)() == 6 * 9
+    assert speed.SIDES["engine"](model, work)() == 6 * 9
     ragged = speed.Work(rows=6, prompt=5, new=400, group=4, ragged=True)
-    assert 24 < speed.engine_side(model, ragged)() < 24 * 400
+    assert 24 < speed.SIDES["engine"](model, ragged)() < 24 * 400
 
 
-def test_the_limit_is_reading_weights_and_cache(speed: ModuleType) -> None:
+def test_the_limit_is_reading_weights_and_cache(speed: ModuleType, models: ModuleType) -> None:
     """The table of the H200 that the targets come from: 135M about 780,000 tokens/s at 256 rows, 920,000 at 1024."""
     with torch.device("meta"):
-        model = speed.Transformer(speed.SHAPES["135m"]).to(torch.bfloat16)
+        model = Transformer(models.SHAPES["135m"]).to(torch.bfloat16)
     assert sum(p.numel() for p in model.parameters()) == 134_515_008
     for rows, expected in ((256, 780_000), (1024, 920_000)):
         assert speed.limit(model, speed.Work(rows, 64, 256, 1, False), 4.3) == pytest.approx(expected, rel=0.02)
