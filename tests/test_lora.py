@@ -16,6 +16,7 @@ from reasonlab.cli import main
 from reasonlab.config import LearnerConfig
 from reasonlab.errors import UserError
 from reasonlab.methods.sft import sft_loss
+from reasonlab.model.accumulate import Linear
 from reasonlab.model.attention import PackedCausal
 from reasonlab.model.checkpoint import load_model, save_model
 from reasonlab.model.ladder import resolve_model
@@ -216,7 +217,7 @@ def test_merged_weights_compute_the_same(targets: tuple[str, ...]) -> None:
     model = adapted(targets, qkv_bias=True, tied=False)
     plain = merged(model)
     assert not has_lora(plain)
-    assert type(plain.blocks[0].attention.qkv) is torch.nn.Linear
+    assert type(plain.blocks[0].attention.qkv) is Linear
     assert_close(packed_logits(plain, SEQUENCES), packed_logits(model, SEQUENCES))
     assert plain.embedding.weight.data_ptr() == model.embedding.weight.data_ptr()  # frozen: shared
     shaken(model, seed=2)

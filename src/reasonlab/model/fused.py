@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reasonlab.model.accumulate import add_product, sum_of
 from reasonlab.model.rope import rotate
 
 LOGIT_BYTES = 1 << 30
@@ -94,11 +95,12 @@ def head_logprobs(
 
     The backward pass writes ∂L/∂logit_v = g · ([v = t] − π_v) / temperature over them, for the slope g = ∂L/∂log π(t),
     and multiplies twice. It does so with the logits of the forward pass if they may be kept and are few enough, else
-    with those of a chunk at a time, computed again. The entropy has no gradient.
+    with those of a chunk at a time, computed again. The gradient of the head is added to its sum where it has one
+    (`accumulate.py`). The entropy has no gradient.
     """
     rows, keep = logit_rows(len(targets), head, keep and torch.is_grad_enabled())
     logprobs, entropies = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, head, targets, temperature, rows, keep
+        hidden, head, targets, temperature, rows, keep, sum_of(head)
     )
     return logprobs, entropies
 
@@ -116,7 +118,14 @@ def logit_rows(tokens: int, head: Tensor, keep: bool) -> tuple[int, bool]:
 class _HeadLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, rows: int, keep: bool
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        targets: Tensor,
+        temperature: float,
+        rows: int,
+        keep: bool,
+        head_sum: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropies, totals = (
             torch.empty(len(targets), dtype=torch.float32, device=hidden.device) for _ in range(3)
@@ -129,7 +138,7 @@ class _HeadLogprobs(torch.autograd.Function):
             if keep:
                 kept.append(logits)
         ctx.save_for_backward(hidden, head, targets, totals, *kept)
-        ctx.temperature, ctx.rows = temperature, rows
+        ctx.temperature, ctx.rows, ctx.head_sum = temperature, rows, head_sum
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
@@ -145,12 +154,14 @@ class _HeadLogprobs(torch.autograd.Function):
             turn_logits(logits, targets[here], ctx.temperature, totals[here], slopes[here])
             if of_hidden is not None:
                 torch.mm(logits, head, out=of_hidden[here])
-            if wants_head and len(targets) <= ctx.rows:
+            if wants_head and ctx.head_sum is not None:
+                add_product(ctx.head_sum, logits, hidden[here])
+            elif wants_head and len(targets) <= ctx.rows:
                 of_head = logits.T @ hidden
             elif wants_head:  # many chunks are added up in fp32
                 of_head = torch.zeros_like(head, dtype=torch.float32) if of_head is None else of_head
                 of_head += logits.T @ hidden[here]
-        return of_hidden, of_head if of_head is None else of_head.to(head.dtype), None, None, None, None
+        return of_hidden, of_head if of_head is None else of_head.to(head.dtype), None, None, None, None, None
 
 
 def read_logits(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from reasonlab.model.accumulate import Embedding, Linear
 from reasonlab.model.config import ModelConfig
 from reasonlab.model.fused import add_norm, residual, rotate_heads, swiglu
 from reasonlab.model.rope import inverse_frequencies
@@ -42,8 +43,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         width = (config.heads + 2 * config.kv_heads) * config.head_dim
-        self.qkv = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
-        self.output = nn.Linear(config.heads * config.head_dim, config.hidden_size, bias=config.output_bias)
+        self.qkv = Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.output = Linear(config.heads * config.head_dim, config.hidden_size, bias=config.output_bias)
         self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
@@ -76,8 +77,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(swiglu(self.gate_up(x)))  # type: ignore[no-any-return]
@@ -116,10 +117,10 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = False  # layers in the backward pass, instead of keeping what they computed
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embedding = Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.final_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
-        self.head = None if config.tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = None if config.tied else Linear(config.hidden_size, config.vocab_size, bias=False)
         frequencies, self.rope_scale = inverse_frequencies(config.head_dim, config.rope, config.max_positions)
         self.register_buffer("inverse_frequencies", frequencies, persistent=False)
 

@@ -11,8 +11,9 @@ add nothing to any gradient.
     second                   recorded, then replayed, as from then on
 
 The loss stands between the two graphs: methods compute it as they like, from log-probabilities that are a leaf, and
-its slope goes back in. The backward graph adds the gradients to one set of fp32 sums that all graphs share. They also
-share the memory for what lies between their operations: a forward replay is followed by its own backward replay.
+its slope goes back in. The backward graph adds the gradients to one set of fp32 sums that all graphs share, those of
+matrices as they are computed (`model/accumulate.py`). The graphs also share the memory for what lies between their
+operations: a forward replay is followed by its own backward replay.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from reasonlab.model import accumulate
 from reasonlab.model.attention import PackedCausal, Pieces, Ragged, Span, bounds_of, for_device
 from reasonlab.model.transformer import Attend
 from reasonlab.train.batch import Layout
@@ -176,6 +178,8 @@ class UpdateGraphs:
             self.release()
             self.places = places
             self.sums = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
+            for dtype in {p.dtype for p in self.parameters}:
+                accumulate.addmm_takes(self.device, dtype)  # found out now: while a graph is captured it cannot be
         torch._foreach_zero_(self.sums)
 
     def forward(self, layout: Layout) -> Pass | None:
@@ -240,11 +244,19 @@ class UpdateGraphs:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return ragged(q, k, v)
 
-        return self.compute(inputs.ids, inputs.positions, attend, inputs.readers, inputs.targets)
+        with accumulate.into(dict(zip(self.parameters, self.sums, strict=False))):  # no sums before the first step
+            return self.compute(inputs.ids, inputs.positions, attend, inputs.readers, inputs.targets)
 
     def run_backward(self, logprobs: Tensor, inputs: Inputs) -> None:
-        gradients = torch.autograd.grad([logprobs], self.parameters, [inputs.slopes], materialize_grads=True)
-        torch._foreach_add_(self.sums, list(gradients))
+        """Add all gradients to the sums.
+
+        Autograd is asked for those of all weights, so that it goes through every layer. It has none to return where a
+        layer added to the sum itself; what it returns is still to be added.
+        """
+        gradients = torch.autograd.grad([logprobs], self.parameters, [inputs.slopes], allow_unused=True)
+        left = {total: g for total, g in zip(self.sums, gradients, strict=True) if g is not None}
+        if left:
+            add_mixed(list(left), list(left.values()))
 
     # --- capture -----------------------------------------------------------------------------------------------
 
@@ -297,6 +309,16 @@ def leaf(logprobs: Tensor, count: int) -> Tensor:
 def write_slopes(inputs: Inputs, slope: Tensor) -> None:
     inputs.slopes[: len(slope)].copy_(slope)
     inputs.slopes[len(slope) :].zero_()
+
+
+def add_mixed(sums: list[Tensor], gradients: list[Tensor]) -> None:
+    """sums += gradients, which may have another dtype.
+
+    A kernel that takes many tensors at once either casts or adds. Asked for both, torch takes one after the other.
+    """
+    exact = [torch.empty_like(g, dtype=torch.float32) for g in gradients]
+    torch._foreach_copy_(exact, gradients)
+    torch._foreach_add_(sums, exact)
 
 
 def _tensors(model: nn.Module) -> Iterable[Tensor]:
