@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -119,17 +120,26 @@ def answers_to(
 ) -> Iterator[Answer]:
     """The answers in the responder's order, each once it is graded.
 
-    Grading goes on beside the next answers: what exact rules do not settle waits for math-verify's workers.
+    Where answers come in bursts, grading goes on beside the next ones: what exact rules do not settle waits for
+    math-verify's workers. Where they come one by one, none is kept back for it.
     """
     asks = [
         Ask(task.question, [key(seed, "evaluate", task.problem.id, sample) for sample in task.samples])
         for task in tasks
     ]
+
+    def graded(number: int, place: int, response: Response) -> Answer:
+        task = tasks[number]
+        return graded_answer(task.problem, task.samples[place], response, grader)
+
+    responses = responder.respond(asks, sampling, progress)
+    if not responder.in_bursts:
+        yield from starmap(graded, responses)
+        return
     waiting: deque[Future[Answer]] = deque()
     with ThreadPoolExecutor(shared_pool().size) as threads:
-        for number, place, response in responder.respond(asks, sampling, progress):
-            task = tasks[number]
-            waiting.append(threads.submit(graded_answer, task.problem, task.samples[place], response, grader))
+        for one in responses:
+            waiting.append(threads.submit(graded, *one))
             while waiting and waiting[0].done():
                 yield waiting.popleft().result()
         while waiting:

@@ -41,6 +41,11 @@ class Response:
 
 
 class Responder(Protocol):
+    @property
+    def in_bursts(self) -> bool:
+        """Whether many responses come at once, after a wait for them."""
+        ...
+
     def respond(
         self, asks: Sequence[Ask], sampling: Sampling, progress: Progress | None = None
     ) -> Iterator[tuple[int, int, Response]]:
@@ -50,6 +55,8 @@ class Responder(Protocol):
 
 class EngineResponder:
     """Our own engine. `at_once` limits how many answers are sampled before the first of them are handed out."""
+
+    in_bursts = True
 
     def __init__(self, engine: Engine, text_format: TextFormat, at_once: int | None = None) -> None:
         self.engine, self.format, self.at_once = engine, text_format, at_once
@@ -91,6 +98,8 @@ def _parts(sizes: Sequence[int], most: int | None) -> Iterator[range]:
 
 class EndpointResponder:
     """An OpenAI-compatible server. Every answer is a request of its own, so one that fails costs no other."""
+
+    in_bursts = False
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
