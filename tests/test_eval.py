@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,16 @@ from small_models import in_transformers, small_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from reasonlab.cli import main
-from reasonlab.evaluate.evaluator import Answer, summarise
+from reasonlab.evaluate.evaluator import Answer, Task, answers_to, summarise
+from reasonlab.evaluate.responder import Placed, Response
 from reasonlab.evaluate.scores import mean_of
 from reasonlab.evaluate.statistics import Interval
+from reasonlab.grading.grade import Grade
 from reasonlab.model.checkpoint import load_model
 from reasonlab.model.tokenizer import ChatTokenizer
 from reasonlab.model.transformer import Transformer
+from reasonlab.problems.problem import Problem
+from reasonlab.rollout.types import Sampling
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}\n"
@@ -476,6 +481,29 @@ def test_a_gguf_file_is_converted_once_and_then_a_directory(
 
 
 # --- summaries ---------------------------------------------------------------------------------------------------
+
+
+def test_what_came_together_is_handed_out_in_order_before_more_is_asked_for() -> None:
+    """Graded side by side, the first one slowly; a responder that fails later costs no answer that it gave before."""
+    problems = [Problem(f"p{i}", f"{i}?", str(i), "own", 0) for i in range(6)]
+    tasks = [Task(problem, problem.question, range(1)) for problem in problems]
+
+    class Fails:
+        def respond(self, asks: Any, sampling: Sampling, progress: Any = None) -> Iterator[Sequence[Placed]]:
+            yield [(i, 0, Response(str(i), 1, "stop")) for i in range(5)]
+            raise ConnectionError("gone")
+
+    def grader(problem: Problem, text: str) -> Grade:
+        if text == "0":
+            time.sleep(0.2)
+        return Grade("correct" if text == problem.answer else "wrong", text, "")
+
+    answers = answers_to(tasks, Fails(), Sampling(), grader)
+    first = [next(answers) for _ in range(5)]
+    assert [answer.text for answer in first] == ["0", "1", "2", "3", "4"]
+    assert all(answer.verdict == "correct" for answer in first)
+    with pytest.raises(ConnectionError):
+        next(answers)
 
 
 def test_answers_that_never_came_have_no_grade_no_length_and_are_not_truncated() -> None:

@@ -170,7 +170,7 @@ def test_caption_of_a_run_that_has_no_control_is_the_paired_change() -> None:
     gain = paired_difference(*means)[0]
     assert change_caption(ends) == (
         f"Iteration 0 to 10: accuracy {100 * gain.estimate:+.1f} points [95 %: {100 * gain.low:+.1f}, "
-        f"{100 * gain.high:+.1f}], paired by question."
+        f"{100 * gain.high:+.1f}], paired, on all {len(means[0])} questions together."
     )
     assert change_caption({0: ends[0]}).startswith("One evaluation so far")
 

@@ -193,7 +193,8 @@ def test_length_reward_switches_on(tmp_path: Path) -> None:
 def test_a_run_that_stopped_at_its_time_limit_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From `final`, also where no other checkpoint was written; to the same bits as a run that was let be."""
     train(tmp_path / "whole", checkpoint={"every": 100})
-    trainer = start(config(checkpoint={"every": 100}), tmp_path / "run", ["test"], Silent())
+    observer = Silent()
+    trainer = start(config(checkpoint={"every": 100}), tmp_path / "run", ["test"], observer)
     iterate, now = trainer._iteration, time.monotonic
 
     def late(number: int) -> None:
@@ -205,6 +206,7 @@ def test_a_run_that_stopped_at_its_time_limit_can_go_on(tmp_path: Path, monkeypa
     outcome = trainer.run(deadline=now() + 100)
     monkeypatch.setattr(time, "monotonic", now)
     assert (outcome.status, outcome.iteration) == ("stopped at the time limit", 2)
+    assert observer.evaluations.count((2, "tiny")) == 1, "weights that were just evaluated are not evaluated again"
     continued = resume(tmp_path / "run", Silent())
     assert continued.state.iteration == 2
     assert continued.run().status == "finished"

@@ -137,7 +137,9 @@ def _train(words: list[str]) -> int:
     parser.add_argument("recipe", type=Path, nargs="?", help="a TOML file")
     parser.add_argument("--out", type=Path, help="new directory for the run (default: runs/RECIPE-N)")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
-    parser.add_argument("--minutes", type=float, metavar="M", help="stop in time, evaluated and with final weights")
+    parser.add_argument(
+        "--minutes", type=float, metavar="M", help="begin no iteration after M minutes; evaluate and save"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check the recipe, print it resolved, and stop")
     arguments, overrides = parser.parse_known_args(words)
     if arguments.minutes is not None and not arguments.minutes > 0:

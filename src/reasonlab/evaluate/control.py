@@ -72,12 +72,12 @@ def _score_by_problem(answers: Sequence[Answer]) -> dict[str, float]:
 def change_caption(free: dict[int, list[Answer]]) -> str:
     """The change between both ends, where there is no control: language models think as they like."""
     before, after = min(free), max(free)
-    first, last = (_score_by_problem(free[step]) for step in (before, after))
-    changes = [last[problem] - first[problem] for problem in first if problem in last]
-    if before == after or not changes:
+    if before == after:
         return ALONE
-    gain = _points(mean_interval(np.array(changes)), " points")
-    return f"Iteration {before} to {after}: accuracy {gain}, paired by question."
+    first, last = (_score_by_problem(free[step]) for step in (before, after))
+    changes = np.array([last[problem] - first[problem] for problem in first if problem in last])
+    gain = _points(mean_interval(changes), " points") if len(changes) else "not comparable"
+    return f"Iteration {before} to {after}: accuracy {gain}, paired, on all {len(changes):,} questions together."
 
 
 def caption(split: Split | None, evaluations: int) -> str:

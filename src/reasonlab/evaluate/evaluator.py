@@ -7,17 +7,15 @@ checkpoints answer with common random numbers, which makes their paired differen
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import starmap
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reasonlab.evaluate.responder import FAILED, Ask, EngineResponder, Progress, Responder, Response
+from reasonlab.evaluate.responder import FAILED, Ask, EngineResponder, Placed, Progress, Responder, Response
 from reasonlab.evaluate.statistics import Interval, mean_interval, score_interval
 from reasonlab.grading.grade import Grade, grade
 from reasonlab.grading.pool import shared_pool
@@ -120,30 +118,22 @@ def answers_to(
 ) -> Iterator[Answer]:
     """The answers in the responder's order, each once it is graded.
 
-    Where answers come in bursts, grading goes on beside the next ones: what exact rules do not settle waits for
-    math-verify's workers. Where they come one by one, none is kept back for it.
+    Those that come together are graded side by side: what exact rules do not settle waits for math-verify's workers.
+    The responder is asked for more only when all of them were handed out, so that whoever keeps them loses none.
     """
     asks = [
         Ask(task.question, [key(seed, "evaluate", task.problem.id, sample) for sample in task.samples])
         for task in tasks
     ]
 
-    def graded(number: int, place: int, response: Response) -> Answer:
+    def graded(placed: Placed) -> Answer:
+        number, place, response = placed
         task = tasks[number]
         return graded_answer(task.problem, task.samples[place], response, grader)
 
-    responses = responder.respond(asks, sampling, progress)
-    if not responder.in_bursts:
-        yield from starmap(graded, responses)
-        return
-    waiting: deque[Future[Answer]] = deque()
     with ThreadPoolExecutor(shared_pool().size) as threads:
-        for one in responses:
-            waiting.append(threads.submit(graded, *one))
-            while waiting and waiting[0].done():
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        for together in responder.respond(asks, sampling, progress):
+            yield from map(graded, together) if len(together) == 1 else threads.map(graded, together)
 
 
 def graded_answer(problem: Problem, sample: int, response: Response, grader: Grader) -> Answer:

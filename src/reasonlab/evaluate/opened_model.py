@@ -25,7 +25,8 @@ from reasonlab.rollout.endpoint import Endpoint
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Sampling
 
-MOST_ROWS = {"cpu": 256, "cuda": 1024}
+MOST_ROWS = 256
+MOST_CUDA_ROWS = 1024
 PROMPT_ROOM = 1024  # tokens, for the guess of how many rows fit into memory
 CPU_CACHE_BYTES = 4 << 30
 CUDA_CACHE_SHARE = 0.6  # of what the weights leave free
@@ -147,10 +148,10 @@ def _rows(model: Transformer, sampling: Sampling, workers: int) -> int:
     config, weight = model.config, model.embedding.weight
     token = 2 * config.layers * config.kv_heads * config.head_dim * weight.element_size()
     if weight.device.type == "cuda":
-        room = CUDA_CACHE_SHARE * torch.cuda.mem_get_info()[0]
+        most, room = MOST_CUDA_ROWS, CUDA_CACHE_SHARE * torch.cuda.mem_get_info()[0]
     else:
-        room = CPU_CACHE_BYTES / workers
-    return max(1, min(MOST_ROWS[weight.device.type], int(room / (token * (PROMPT_ROOM + sampling.max_tokens)))))
+        most, room = MOST_ROWS, CPU_CACHE_BYTES / workers
+    return max(1, min(most, int(room / (token * (PROMPT_ROOM + sampling.max_tokens)))))
 
 
 def checkpoint_sha256(directory: Path) -> str:

@@ -14,7 +14,7 @@ from reasonlab.errors import UserError
 from reasonlab.model.text_format import Prompt, TextFormat
 from reasonlab.rollout.endpoint import Endpoint, Job
 from reasonlab.rollout.engine import Engine
-from reasonlab.rollout.types import Request, Sampling
+from reasonlab.rollout.types import Request, Rollout, Sampling
 
 FAILED = "error"  # the finish of a response that never came
 UNKNOWN_TOKENS = -1  # an endpoint that does not count
@@ -40,40 +40,42 @@ class Response:
     failure: str = ""
 
 
-class Responder(Protocol):
-    @property
-    def in_bursts(self) -> bool:
-        """Whether many responses come at once, after a wait for them."""
-        ...
+Placed = tuple[int, int, Response]
+"""The number of the question, the number of its key, and the response."""
 
+
+class Responder(Protocol):
     def respond(
         self, asks: Sequence[Ask], sampling: Sampling, progress: Progress | None = None
-    ) -> Iterator[tuple[int, int, Response]]:
-        """(number of the question, number of its key, response) in whatever order they come."""
+    ) -> Iterator[Sequence[Placed]]:
+        """The responses in whatever order they come, together with those that come at the same time."""
         ...
 
 
 class EngineResponder:
     """Our own engine. `at_once` limits how many answers are sampled before the first of them are handed out."""
 
-    in_bursts = True
-
     def __init__(self, engine: Engine, text_format: TextFormat, at_once: int | None = None) -> None:
         self.engine, self.format, self.at_once = engine, text_format, at_once
 
     def respond(
         self, asks: Sequence[Ask], sampling: Sampling, progress: Progress | None = None
-    ) -> Iterator[tuple[int, int, Response]]:
+    ) -> Iterator[Sequence[Placed]]:
         prompts = [self.format.prompt(ask.question) for ask in asks]
         self._check_room(prompts, sampling)
         requests = [Request(prompt.ids, ask.keys) for prompt, ask in zip(prompts, asks, strict=True)]
         for part in _parts([len(ask.keys) for ask in asks], self.at_once):
             groups = self.engine.generate([requests[i] for i in part], sampling, progress)
-            texts = iter(self.format.responses([rollout.ids for group in groups for rollout in group]))
-            for i, group in zip(part, groups, strict=True):
-                for number, rollout in enumerate(group):
-                    tokens = prompts[i].opening_tokens + len(rollout.ids)
-                    yield i, number, Response(prompts[i].opening + next(texts), tokens, rollout.finish)
+            flat = [(i, n, rollout) for i, group in zip(part, groups, strict=True) for n, rollout in enumerate(group)]
+            texts = self.format.responses([rollout.ids for _, _, rollout in flat])
+            yield [
+                (i, n, self._response(prompts[i], text, rollout))
+                for (i, n, rollout), text in zip(flat, texts, strict=True)
+            ]
+
+    @staticmethod
+    def _response(prompt: Prompt, text: str, rollout: Rollout) -> Response:
+        return Response(prompt.opening + text, prompt.opening_tokens + len(rollout.ids), rollout.finish)
 
     def _check_room(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         room = self.engine.model.config.max_positions
@@ -99,14 +101,12 @@ def _parts(sizes: Sequence[int], most: int | None) -> Iterator[range]:
 class EndpointResponder:
     """An OpenAI-compatible server. Every answer is a request of its own, so one that fails costs no other."""
 
-    in_bursts = False
-
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
 
     def respond(
         self, asks: Sequence[Ask], sampling: Sampling, progress: Progress | None = None
-    ) -> Iterator[tuple[int, int, Response]]:
+    ) -> Iterator[Sequence[Placed]]:
         places = [(i, number) for i, ask in enumerate(asks) for number in range(len(ask.keys))]
         jobs = [Job(asks[i].question, asks[i].keys[number]) for i, number in places]
         for index, completion in self.endpoint.complete_all(jobs, sampling):
@@ -114,4 +114,4 @@ class EndpointResponder:
                 progress(1)
             tokens = UNKNOWN_TOKENS if completion.tokens is None else completion.tokens
             finish = FAILED if completion.failure else completion.finish
-            yield *places[index], Response(completion.text, tokens, finish, completion.failure)
+            yield [(*places[index], Response(completion.text, tokens, finish, completion.failure))]

@@ -100,7 +100,7 @@ class Pool:
         recycle: int = 500,
         start_seconds: float = 60.0,
     ) -> None:
-        self.size = size or max(2, min(8, os.cpu_count() or 2))
+        self.size = size or max(2, min(8, (os.cpu_count() or 2) // 2))  # the others have work of their own
         self.seconds = seconds  # the worker's own alarm; the pool kills a little later
         self.memory = memory
         self.recycle = recycle

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from reasonlab.judges.prompt_files import filled
@@ -113,7 +114,7 @@ def template_rewards(
         for (problem, template), one in distinct.items()
     ]
     verdicts: dict[tuple[str, str], list[str]] = {name: [] for name in names}
-    for number, _, response in responder.respond(asks, sampling, progress):
+    for number, _, response in chain.from_iterable(responder.respond(asks, sampling, progress)):
         if response.finish != FAILED:
             verdicts[names[number]].append(_verdict(distinct[names[number]], response.text, grader))
     return _rewards(candidates, templates, verdicts)

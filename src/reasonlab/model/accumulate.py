@@ -28,7 +28,10 @@ _SUMS: ContextVar[Mapping[Tensor, Tensor] | None] = ContextVar("sums of gradient
 
 @contextmanager
 def into(sums: Mapping[Tensor, Tensor]) -> Iterator[None]:
-    """What is computed here with one of these weights will add its gradient to the weight's sum, in fp32."""
+    """What is computed here with one of these weights will add its gradient to the weight's sum, in fp32.
+
+    Not for layers that are computed again in the backward pass (`recompute`): that happens outside.
+    """
     before = _SUMS.set(sums)
     try:
         yield

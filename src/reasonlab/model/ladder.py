@@ -81,7 +81,7 @@ def tiny_config(name: str, vocab_size: int, bos_id: int, eos_id: int, pad_id: in
 
 def model_name(name_or_path: str) -> str:
     """What to call a model in a figure: the checkpoint of a run goes by the name of the run."""
-    path = Path(name_or_path)
+    path = Path(name_or_path).expanduser().absolute()
     return path.parents[1].name if path.parent.name == "checkpoints" else path.name
 
 

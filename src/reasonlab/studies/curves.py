@@ -99,15 +99,17 @@ def panel_rows(arm: str, curve: Curve) -> list[PanelRow]:
     return rows
 
 
-def judge_ends(id: str, text: str, a: Curve, b: Curve, published: str) -> Claim:
+def judge_ends(claim: str, text: str, a: Curve, b: Curve, published: str) -> Claim:
     """Accuracy of b minus a, in points, at the last iteration both were evaluated at.
 
-    Undecided if that is where they began: nothing has been compared then.
+    Undecided if they share none but their beginning: nothing has been compared then.
     """
-    last = max(set(a) & set(b))
-    if last == min(a):
-        return Claim(id, text, "undecided", None, None, published)
-    return judge(id, text, points(difference(a[last][TOTAL].accuracy, b[last][TOTAL].accuracy)), published)
+    last = max(set(a) & set(b), default=0)
+    if last == 0:
+        return Claim(claim, text, "undecided", None, None, published)
+    if last < max(*a, *b):
+        text += f"; at iteration {last}, the last that both have"
+    return judge(claim, text, points(difference(a[last][TOTAL].accuracy, b[last][TOTAL].accuracy)), published)
 
 
 def cost(arm: str, curve: Curve, runs: Sequence[Path]) -> ArmCost:

@@ -9,7 +9,7 @@ from pathlib import Path
 from reasonlab.config import Config, load_recipe
 from reasonlab.runs import RunReader
 from reasonlab.terminal import make_observer
-from reasonlab.train.loop import Outcome, Trainer, resume, start
+from reasonlab.train.loop import TIME_LIMIT, Outcome, Trainer, resume, start
 
 
 def start_run(config: Config, out: Path, argv: Sequence[str], minutes: float | None = None) -> int:
@@ -52,5 +52,7 @@ def report(run: Path, outcome: Outcome) -> int:
         print(f"saved after iteration {outcome.iteration}. Continue with: reasonlab train --resume {run}")
         return 130
     print(f"{outcome.status} after iteration {outcome.iteration}, {outcome.seconds:.0f} s.")
+    if outcome.status == TIME_LIMIT:
+        print(f"Continue with: reasonlab train --resume {run}")
     print(f"weights: {run / 'checkpoints' / 'final'}   figure: reasonlab figures {run}")
     return 0

@@ -147,6 +147,7 @@ class Trainer:
             self.source.restore(of_source)
         self.reflections = Reflections(config, self.engine, self.exchange, self.sampling, observer.progress)
         self.stop_requested = False
+        self.evaluated: set[tuple[str, int]] = set()  # suites and iterations
 
     def _engine_model(self) -> Transformer:
         """What the learner computes with: its own weights, on CUDA their bf16 copy; with adapters merged into them."""
@@ -389,14 +390,18 @@ class Trainer:
         if both_ends and config.forced_style and self.held_out.suite == SUITE and self.exchange.tiny:
             formats[FORCED_SUITE] = TinyFormat(TinyTokenizer.load(), FORCED_STYLE)
         for suite, text_format in formats.items():
+            if (suite, number) in self.evaluated:  # a time limit may end the run right after an evaluation
+                continue
             total = self.held_out.questions * config.samples
             count = Counter(self.observer.progress, f"evaluating {suite} at {number}", total)
             answers = self.held_out.evaluate(self.engine, text_format, sampling, config.samples, count)
             self.record.evaluation(suite, number, [answer.row() for answer in answers])
             values |= evaluation_metrics(suite, answers)
             self.observer.evaluation(number, suite, summarise(answers))
-        clock.lap("evaluate")
-        self.record.metrics(number, {**values, **clock.seconds_by_phase})
+            self.evaluated.add((suite, number))
+        if values:
+            clock.lap("evaluate")
+            self.record.metrics(number, {**values, **clock.seconds_by_phase})
 
     def _checkpoint(self) -> None:
         if self.state.iteration > 0:
