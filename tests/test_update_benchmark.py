@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
-BENCHMARK = Path(__file__).parents[1] / "benchmarks/update.py"
+from benchmark_scripts import load_script
 
 
 def test_the_benchmark_in_miniature(tmp_path: Path) -> None:
-    specification = importlib.util.spec_from_file_location("update_benchmark", BENCHMARK)
-    assert specification is not None
-    assert specification.loader is not None
-    benchmark = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = benchmark  # dataclasses look there for the types of their fields
-    specification.loader.exec_module(benchmark)
+    benchmark = load_script("update")
     sides = ["ours", "eager", "recomputed-layers", "transformers"]
     arguments = "--device cpu --shapes tiny --sequences 6 --length 24 --prompt 4 --group 3 --budget 60 --repetitions 1"
     out = tmp_path / "update.json"
