@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from small_models import small_model
 from test_learner import LOSSES, make_examples, settings, watch_gradients
-from test_update_speed import (
+from torch import Tensor
+from update_pieces import (
     DEVICE,
     ROUNDING,
     apart,
@@ -24,7 +25,6 @@ from test_update_speed import (
     plain_flash,
     plain_flash_backward,
 )
-from torch import Tensor
 
 from reasonlab.model import accumulate, attention, fused
 from reasonlab.model.accumulate import Embedding, Linear, add_product, addmm_takes, into, sum_of

@@ -1,0 +1,165 @@
+"""Packs with shared beginnings: how their tokens lie, and ragged attention to them, which is padded attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_learner import EXAMPLES, LOSSES, gradients_of, make_examples
+from update_pieces import DEVICE, assert_close, flash_switch, gradients, normal, on_cuda
+
+from reasonlab.judges.formats import Encoded
+from reasonlab.judges.network import Pack
+from reasonlab.model import attention
+from reasonlab.model.attention import PackedCausal
+from reasonlab.train.batch import Example, Layout, Totals, micro_batches
+
+with_flash = pytest.fixture(flash_switch)
+
+
+def plain_layout(examples: Sequence[Example]) -> dict[str, list[int]]:
+    """What `Layout` says of itself, token by token."""
+    ids: list[int] = []
+    places: dict[tuple[int, ...], list[int]] = {}
+    sequences, readers, lengths, targets = [], [], [], []
+    for e in examples:
+        prompt = tuple(e.prompt.tolist())
+        if prompt not in places:
+            places[prompt] = list(range(len(ids), len(ids) + len(prompt)))
+            ids += prompt
+        own = list(range(len(ids), len(ids) + len(e.response) - 1))
+        ids += e.response[:-1].tolist()
+        sequence = places[prompt] + own
+        sequences += sequence
+        readers += sequence[len(prompt) - 1 :]
+        lengths.append(len(sequence))
+        targets += e.response.tolist()
+    return {"ids": ids, "lengths": lengths, "sequences": sequences, "readers": readers, "targets": targets}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_layout_token_by_token(seed: int) -> None:
+    examples = make_examples(12, seed)
+    for e in examples[seed::3]:
+        e.prompt = examples[0].prompt.copy()
+    for some in (examples, *micro_batches(examples, 60)):
+        layout = Layout.of(some)
+        for name, expected in plain_layout(some).items():
+            assert list(getattr(layout, name)) == expected, name
+        assert math.isclose(Totals.of(some).tokens, sum(int(e.mask.sum()) for e in some))
+
+
+# --- ragged attention ------------------------------------------------------------------------------------------------
+
+
+def shared_prompts(groups: Sequence[tuple[int, Sequence[int]]]) -> tuple[list[int], np.ndarray]:
+    """Prompts of such lengths, each with responses of such lengths, laid out as a learner does it."""
+    examples = []
+    for number, (prompt, responses) in enumerate(groups):
+        for n in responses:
+            examples.append(
+                Example(np.full(prompt, number), np.zeros(n, int), np.zeros(n, np.float32), np.ones(n, bool))
+            )
+    layout = Layout.of(examples)
+    return layout.lengths, layout.sequences
+
+
+def candidate(ids: Sequence[int]) -> Encoded:
+    return Encoded(np.array(ids), np.zeros(0, np.int64), len(ids) - 1)
+
+
+def tree() -> tuple[list[int], np.ndarray]:
+    """Candidates that share beginnings of several lengths with the one before: what judges read."""
+    texts = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [1, 2, 3, 6, 7, 8], [1, 2, 3, 6, 7, 9], [1, 2, 3, 6, 7, 9], [4, 4], [4, 5]]
+    pack = Pack.of([candidate(ids) for ids in texts])
+    return pack.lengths, pack.sequences
+
+
+LAYOUTS = {
+    "apart": ([5, 1, 9, 3], None),
+    "one": ([7], None),
+    "prompts": shared_prompts([(4, (6, 3, 9)), (7, (2,)), (1, (1, 5)), (3, (1, 1, 4))]),
+    "answers of one token": shared_prompts([(4, (1, 1)), (2, (1,))]),
+    "tree": tree(),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_ragged_attention_is_padded_attention(name: str, kv_heads: int, with_flash: Callable[[bool], None]) -> None:
+    lengths, tokens = LAYOUTS[name]
+    packed = PackedCausal(lengths, DEVICE, tokens)
+    assert packed.ragged is not None
+    q, k, v = (normal(packed.count, heads, 8, seed=i) for i, heads in enumerate((4, kv_heads, kv_heads)))
+    results = []
+    for on in (False, True):
+        with_flash(on)
+        out = packed(0, q, k, v)
+        results.append([out, *gradients([out], [q, k, v])])
+    assert_close(results[1], results[0])
+
+
+def test_a_group_asks_its_prompt_once() -> None:
+    lengths, tokens = shared_prompts([(4, (6, 3, 9)), (7, (2, 2))])
+    ragged = PackedCausal(lengths, "cpu", tokens).ragged
+    assert ragged is not None
+    assert ragged.queries is not None
+    assert ragged.keys is not None
+    assert (ragged.own.longest, ragged.queries.longest, ragged.keys.longest) == (9, 10, 7)
+    assert ragged.own.bounds.tolist() == [0, 9, 11, 19, 27, 28]
+    assert ragged.queries.bounds.tolist() == [0, 9, 19, 27, 28]
+    assert ragged.keys.bounds.tolist() == [0, 0, 4, 4, 11]
+    assert ragged.at is not None
+    assert ragged.at.tolist() == [0, 1, 2, 3, 19, 20, 21, 22, 23, 24, 25]
+
+
+def test_tokens_in_another_order_are_padded(with_flash: Callable[[bool], None]) -> None:
+    tokens = np.array([1, 0, 2, 1, 3])
+    packed = PackedCausal([3, 2], DEVICE, tokens)
+    assert packed.ragged is None
+    with_flash(True)
+    q = normal(4, 2, 8)
+    assert packed(0, q, q, q).shape == q.shape
+
+
+def test_a_learner_with_ragged_attention(with_flash: Callable[[bool], None]) -> None:
+    examples = [Example(e.prompt[:3], e.response, e.logprobs, e.mask, e.advantage) for e in EXAMPLES]
+    for e in examples[::2]:
+        e.prompt = examples[0].prompt
+    with_flash(False)
+    expected_result, expected = gradients_of(examples, LOSSES["grpo"], token_budget=150)
+    with_flash(True)
+    result, got = gradients_of(examples, LOSSES["grpo"], token_budget=150)
+    assert_close(got, expected)
+    assert result.loss == pytest.approx(expected_result.loss, abs=1e-6)
+
+
+# --- on a device -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 32), (9, 3, 64), (14, 2, 64), (4, 1, 128)])
+@pytest.mark.gpu
+@on_cuda
+def test_the_flash_kernels_do_what_they_are_said_to_do(
+    name: str, heads: int, kv_heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bf16 against padded attention in fp32, and through views of one projection, as a layer has them."""
+    lengths, tokens = LAYOUTS[name]
+    packed = PackedCausal(lengths, DEVICE, tokens)
+    shape = (heads, kv_heads, kv_heads)
+    low = normal(packed.count, sum(shape), head_dim, dtype=torch.bfloat16)
+    high = low.detach().float().requires_grad_()
+    assert attention.flash_takes(low)
+    assert not attention.flash_takes(high)
+    results = []
+    for x in (low, high):
+        out = packed(0, *x.split(shape, dim=1))
+        results.append([out, *gradients([out], [x])])
+    assert_close(results[0], results[1], 2e-2)
+    for a, b in zip(*results, strict=True):
+        assert F.cosine_similarity(a.double().flatten(), b.double().flatten(), dim=0) > 0.9999
