@@ -8,7 +8,7 @@
 
 The same work on every side: one checkpoint directory, the same prompts in the same order, group size, number of new
 tokens, temperature 1, reward, advantages, clipped loss without KL, one update a rollout, gradient clipping, AdamW and
-learning rate. Weights are random in the shapes of `rollout.py`, with a tokenizer of as many words and prompts of
+learning rate. Weights are random in the shapes of `random_models.py`, with a tokenizer of as many words and prompts of
 exactly `--prompt` tokens; or they are those of `--model`, with the prompts of GSM8K. Every rollout has exactly `--new`
 tokens; with `--ragged` it ends at an end token, or there. The reward is a number made of the token ids: it differs
 inside each group, so every sequence is in the loss. All that is checked in the numbers that each side reports: the
@@ -124,17 +124,26 @@ def measure_apart(side: str, work: Work, start_timeout: float, timeout: float) -
         told.write_text(json.dumps(asdict(work)))
         command = [sys.executable, str(Path(__file__).resolve()), "--tell", str(told), side, str(answer)]
         process = subprocess.Popen(command, stdout=STDERR)
-        if late := lateness(process, answer.with_name(BEGUN), start_timeout, timeout):
-            for one in psutil.Process(process.pid).children(recursive=True):  # vLLM's engine outlives its parent
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
-            process.kill()
-            process.wait()
+        try:
+            late = lateness(process, answer.with_name(BEGUN), start_timeout, timeout)
+        finally:  # also if we are interrupted
+            end_of(process)
+        if late:
             return late
         if not answer.is_file():
             return f"ended early with exit status {process.returncode}; its traceback is above"
         raw = json.loads(answer.read_text())
     return Measured(**{**raw, "iterations": [Iteration(**iteration) for iteration in raw["iterations"]]})
+
+
+def end_of(process: subprocess.Popen[bytes]) -> None:
+    """Kill it and all that it has started, if it still runs: vLLM's engine outlives its parent."""
+    if process.poll() is None:
+        for one in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.kill()
+        process.wait()
 
 
 def lateness(process: subprocess.Popen[bytes], begun: Path, start_timeout: float, timeout: float) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from reasonlab.cli import COMMANDS, main
 from reasonlab.model.checkpoint import load_model, save_model
-from reasonlab.model.ladder import resolve_model
+from reasonlab.model.ladder import model_name, resolve_model
 
 ROOT = Path(__file__).parent.parent
 SMOKE = str(ROOT / "recipes" / "smoke.toml")
@@ -109,3 +109,21 @@ def test_eval_and_bench_print_scores_with_their_protocol(tmp_path: Path) -> None
     assert scores["accuracy"]["estimate"] == pytest.approx(right)
     bench = run("bench", "rollout", "--check", "--json", "--model", "tiny-0.3m", "--prompts", "8")
     assert json.loads(bench.stdout)["logprob_diff_max"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("tiny-1m", "tiny-1m"),
+        ("models/Qwen2.5-0.5B", "Qwen2.5-0.5B"),
+        ("runs/gsm8k-sft/checkpoints/final", "gsm8k-sft"),
+        ("checkpoints/step-000010", "here"),
+        ("../here/checkpoints/final", "here"),
+    ],
+)
+def test_a_checkpoint_goes_by_the_name_of_its_run(
+    given: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert model_name(given) == name
