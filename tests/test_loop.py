@@ -62,6 +62,9 @@ class Silent:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def stopping(self, text: str) -> None:
+        self.notes.append(text)
+
 
 def config(**changes: Any) -> Config:
     return validate({**SMALL, **changes}, "test")

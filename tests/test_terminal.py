@@ -66,6 +66,15 @@ def test_plain_view_is_one_line_per_event_without_control_codes() -> None:
     assert lines[5].endswith("alarm at iteration 3: a loss was not finite; lower learner.lr")
 
 
+def test_stopping_is_said_in_both_views_and_is_no_alarm() -> None:
+    file, view = io.StringIO(), live()
+    for observer in (PlainObserver(10, "demo", file=file), view):
+        observer.stopping("interrupted: saving")
+    assert file.getvalue() == "[demo] interrupted: saving\n"
+    assert "interrupted: saving" in frame(view, 80)
+    assert "alarm" not in frame(view, 80)
+
+
 def test_quiet_leaves_only_alarms() -> None:
     file = io.StringIO()
     with PlainObserver(10, "demo", quiet=True, file=file) as observer:

@@ -139,6 +139,10 @@ class PlainObserver:
         for line in text.splitlines():
             self._line(_printable(line))
 
+    @_harmless
+    def stopping(self, text: str) -> None:
+        self._line(_printable(text), always=True)
+
     def _line(self, text: str, always: bool = False) -> None:
         if always or not self.quiet:
             print(f"[{self.name}] {text}", file=self.file or sys.stdout, flush=True)
@@ -165,9 +169,10 @@ class LiveObserver:
         self.held_out: Summary | None = None
         self.phase: tuple[str, int, int] | None = None
         self.last_alarm: tuple[int, str] | None = None
+        self.last_word = ""
         self.sample: tuple[Problem, str, Grade] | None = None
         self._next_progress = 0.0
-        # Reentrant: the alarm of Ctrl-C comes from a signal handler, which may interrupt another of our calls.
+        # Reentrant: the word of Ctrl-C comes from a signal handler, which may interrupt another of our calls.
         self._lock = threading.RLock()
         self._live = Live(
             console=self.console, get_renderable=self._view, refresh_per_second=REFRESHES_PER_SECOND, transient=False
@@ -233,6 +238,12 @@ class LiveObserver:
         # Above the view, like an evaluation.
         self.console.print(Text("\n".join(map(_printable, text.splitlines()))), soft_wrap=True)
 
+    @_harmless
+    def stopping(self, text: str) -> None:
+        # In the view, not above it: printing waits for rich's thread, which may wait for the call that was interrupted.
+        with self._lock:
+            self.last_word = _printable(text)
+
     def _view(self) -> RenderableType:
         return _View(self)
 
@@ -247,6 +258,8 @@ class LiveObserver:
             if self.last_alarm:
                 number, text = self.last_alarm
                 parts.append(Text(f"! alarm at iteration {number}: {text}", style="bold yellow"))
+            if self.last_word:
+                parts.append(Text(self.last_word, style="bold"))
             if self.sample:
                 parts.append(_shown_sample(*self.sample, min(SAMPLE_CHARACTERS, 4 * width)))
             return Group(*parts)

@@ -16,6 +16,7 @@ from reasonlab.grading.extract import Policy
 from reasonlab.grading.grade import Grade
 from reasonlab.grading.pool import shared_pool
 from reasonlab.grading.verifier import Kind, grade_text
+from reasonlab.wording import counted
 
 # Rows handed to the threads at a time: enough to keep the workers busy, few enough for any file to fit in memory.
 CHUNK = 2048
@@ -145,6 +146,7 @@ def _summary(counts: Counter[str], rules: Counter[str], first_error: str, as_jso
         told = {"rows": total, **shown, "first_error": first_error or None, "rules": dict(rules.most_common())}
         print(json.dumps(told), file=sys.stderr)
         return
-    print(f"{total} rows: " + ", ".join(f"{number} {verdict}" for verdict, number in shown.items()), file=sys.stderr)
+    verdicts = ", ".join(f"{number} {verdict}" for verdict, number in shown.items())
+    print(f"{counted(total, 'row')}: {verdicts}", file=sys.stderr)
     if first_error:
         print(f"first error: {first_error}", file=sys.stderr)

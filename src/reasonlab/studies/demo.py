@@ -68,7 +68,7 @@ def _train_and_tell(run: Path, config: Config, minutes: float, opened: Callable[
     write_aside(run / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     if outcome.status == TIME_LIMIT:
         print(f"\n{TIME_LIMIT} after {outcome.iteration} of {config.iterations} iterations")
-        print(f"Continue with: reasonlab {DEMO} --resume {run} --minutes {max(4, round(2 * minutes)):g}")
+        print(f"Continue with: reasonlab {DEMO} --resume {run}")
     print(tell(run, summary))
     return 0
 

@@ -81,6 +81,7 @@ class Observer(Protocol):
     def evaluation(self, number: int, suite: str, summary: Summary) -> None: ...
     def alarm(self, number: int, text: str) -> None: ...
     def note(self, text: str) -> None: ...
+    def stopping(self, text: str) -> None: ...  # called by a signal handler, perhaps in the midst of another call
 
 
 @dataclass(slots=True)
@@ -427,7 +428,7 @@ class Trainer:
 
     def _ask_to_stop(self) -> None:
         self.stop_requested = True
-        self.observer.note("interrupted: finishing this iteration, then saving")
+        self.observer.stopping("interrupted: finishing this iteration, then saving")
 
 
 def start(config: Config, out: Path, argv: Sequence[str], observer: Observer) -> Trainer:
