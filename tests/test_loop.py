@@ -219,6 +219,13 @@ def test_a_run_that_stopped_at_its_time_limit_can_go_on(tmp_path: Path, monkeypa
     assert _final(tmp_path / "run") == _final(tmp_path / "whole")
 
 
+def test_a_run_without_a_checkpoint_says_that_it_begins_again(tmp_path: Path) -> None:
+    start(config(), tmp_path / "run", ["test"], Silent()).record.close()
+    observer = Silent()
+    assert resume(tmp_path / "run", observer).state.iteration == 0
+    assert observer.notes == ["no checkpoint was written yet: starting again from iteration 0"]
+
+
 def test_finished_run_is_not_resumed(tmp_path: Path) -> None:
     train(tmp_path / "run", iterations=1, evaluate={"every": 0})
     with pytest.raises(UserError, match="already ended"):
