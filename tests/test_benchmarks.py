@@ -391,6 +391,11 @@ def test_data_list(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -
     assert row["aime24"].split()[1:4] == ["test", "30", "yes"]
     assert "on the hub" in row["math500"]
     assert "bundled" in row["tiny/gcd"]
+    assert row["mel5"].split(maxsplit=1)[1] == "The five sets of MEL"
+    assert "none" not in row
+    (tmp_path / "bare").mkdir()
+    assert run(["list", "--data", str(tmp_path / "bare")]) == 0
+    assert f"none of these sets was found in {tmp_path / 'bare'}" in capsysbinary.readouterr().out.decode()
     assert run(["list", "--json", "--data", str(tmp_path)]) == 0
     listed = {entry["name"]: entry for entry in json.loads(capsysbinary.readouterr().out)["benchmarks"]}
     assert listed.keys() == benchmarks().keys()

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from reasonlab.cli import COMMANDS, main
+from reasonlab.cli import COMMANDS, TRAIN_OPTIONS, main
+from reasonlab.config import keys
+from reasonlab.judges.settings import JudgeConfig
 from reasonlab.model.checkpoint import load_model, save_model
 from reasonlab.model.ladder import model_name, resolve_model
+from reasonlab.options import without_overrides
 
 ROOT = Path(__file__).parent.parent
 SMOKE = str(ROOT / "recipes" / "smoke.toml")
@@ -53,11 +56,26 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
         (["train", SMOKE, "--model.path", "no-such-model"], "there is no model 'no-such-model'"),
         (["train", SMOKE, "--problems.families", '["sums"]'], "no family 'sums'"),
         (["train", SMOKE, "--minutes", "0"], "leaves no time"),
-        (["train", SMOKE, "--resume", "x"], "train needs a recipe, or --resume"),
+        (["train", SMOKE, "--resume", "x"], "train takes a recipe or --resume RUN, not both"),
+        (["train", "--resume", "x", "--iterations", "90"], "--resume takes no other options"),
+        (["train", "--iterations", "3"], "train needs a recipe"),
+        (["train", "--lerner.lr", SMOKE], "Perhaps you meant 'learner.lr'"),
+        (["train", "--dry-rn", SMOKE], "Perhaps you meant --dry-run"),
+        (["train", SMOKE, "another.toml"], "unexpected argument 'another.toml'"),
+        (["train", SMOKE, "--method.type", "foo"], "no method 'foo'; there are sft, rest, mirror_descent, grpo, dpo"),
+        (["demo", "--minutes", "0"], "leaves no time"),
+        (["demo", "--minutes", "-2"], "leaves no time"),
+        (["demo", "--resume", "x", "--seed", "0"], "--resume takes no other options"),
+        (["demo", "--resume", "no/such/run"], "there is no run in"),
         (["train", "--resume", "no/such/run"], "there is no run in"),
         (["eval", "no-such-model"], "there is no model"),
         (["eval", "tiny-0.3m", "--levels", "two"], "is not a list of numbers"),
         (["eval", "tiny-0.3m", "--levels", "6"], "has no level 6"),
+        (["eval", "tiny-0.3m", "--problems", "0"], "--problems 0 leaves nothing to ask"),
+        (["eval", "tiny-0.3m", "--benchmark", "tiny/sum", "--split", "test"], "--split is for the suite tiny"),
+        (["eval", "tiny-0.3m", "--limt", "5"], "unexpected argument '--limt'. Perhaps you meant --limit"),
+        (["eval", "tiny-0.3m", "--k", "many"], "invalid int value: 'many'. Run `reasonlab eval --help`"),
+        (["data", "list", "--dta", "x"], "Perhaps you meant --data"),
         (["figures", "no/such/run"], "neither a study nor a run"),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
@@ -87,6 +105,22 @@ def test_bad_toml_and_wrong_checkpoint(tmp_path: Path, capsys: pytest.CaptureFix
     assert "cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("key", [["--iterations", "7"], ["--iterations=7"]])
+def test_overrides_and_recipe_come_in_any_order(key: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    resolved = []
+    for words in ([*key, SMOKE, "--dry-run"], [SMOKE, "--dry-run", *key], ["--dry-run", *key, SMOKE]):
+        assert main(["train", *words]) == 0
+        resolved.append(capsys.readouterr().out)
+    assert "iterations = 7\n" in resolved[0]
+    assert len(set(resolved)) == 1
+
+
+def test_no_recipe_key_is_taken_for_a_misspelt_option() -> None:
+    for known in (sorted(set(keys())), list(JudgeConfig.model_fields)):
+        words = [word for key in known for word in (f"--{key}", "1")]
+        assert without_overrides(words, TRAIN_OPTIONS) == ([], words)
+
+
 def test_dry_run_prints_a_recipe_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", SMOKE, "--dry-run", "--method.type", "grpo", "--method.variant", "dapo"]) == 0
     resolved = capsys.readouterr().out
@@ -99,7 +133,7 @@ def test_dry_run_prints_a_recipe_that_loads(tmp_path: Path, capsys: pytest.Captu
 def test_eval_and_bench_print_scores_with_their_protocol(tmp_path: Path) -> None:
     result = run("eval", "tiny-0.3m", "--problems", "24", "--k", "2", "--out", str(tmp_path / "answers.jsonl"))
     assert result.returncode == 0, result.stderr
-    assert "tiny avg@2 = " in result.stdout
+    assert "tiny validation avg@2 = " in result.stdout
     assert "24 questions, T=1, 160 tokens at most" in result.stdout
     rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert len(rows) == 48

@@ -264,6 +264,11 @@ def test_evaluation_directories(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ):
         assert part in output
     assert "dominates" not in output
+    assert "unfinished" not in output, "nothing says how many answers there are to be"
+    settings |= {"k": 4, "benchmarks": {"sum": {"questions": 1000}, "gcd": {"questions": 20}}}
+    (directory / "settings.json").write_bytes(orjson.dumps(settings))
+    assert run([str(directory), other]) == 0
+    assert f"note: A is unfinished: {len(rows)} of 4,080 answers" in capsys.readouterr().out
     with pytest.raises(UserError, match="is one evaluation"):
         run([str(directory), other, "--step-a", "0"])
 
@@ -274,7 +279,13 @@ def test_json_has_no_infinities(tmp_path: Path, capsys: pytest.CaptureFixture[st
     found = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert found["total"]["accuracy"]["detectable"] is None
     assert run([one, one]) == 0
-    assert "none correct" in capsys.readouterr().out
+    words = capsys.readouterr().out
+    assert "none correct" in words
+    assert "1 shared problem;" in words
+    assert "(1 question;" in words
+    assert "inf" not in words.partition("shared problem")[2]
+    assert "∞" not in words
+    assert "would be found" not in words
 
 
 def test_wrong_words_are_explained(run_directory: str, tmp_path: Path) -> None:

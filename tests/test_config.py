@@ -121,8 +121,11 @@ def test_a_key_of_another_method_says_so(tmp_path: Path) -> None:
         ("[reward]\nlength_weight = 2.0", "reward.length_weight"),
         ("[learner]\nlr = -1.0", "learner.lr"),
         ("[learner]\nbetas = [0.9]", "learner.betas"),
-        ('[method]\ntype = "ppo"', "method"),
-        ("[method]\ntau = 0.1", "'type'"),
+        (
+            '[method]\ntype = "ppo"',
+            "method.type: there is no method 'ppo'; there are sft, rest, mirror_descent, grpo",
+        ),
+        ("[method]\ntau = 0.1", "method.type: the method has no type; there are sft, rest, mirror_descent, grpo, dpo"),
         ('[method]\ntype = "grpo"\nvariant = "gropo"', "method.variant"),
         ('[method]\ntype = "sft"\nstyles = { shouted = 1.0 }', "method.styles"),
     ],

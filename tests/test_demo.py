@@ -10,8 +10,11 @@ import pytest
 from test_loop import config
 
 from reasonlab.config import Config
-from reasonlab.runs import RunReader
+from reasonlab.errors import UserError
+from reasonlab.evaluate.control import ALONE
+from reasonlab.runs import RunReader, RunRecord
 from reasonlab.studies import demo
+from reasonlab.train.loop import Trainer
 
 
 @pytest.fixture
@@ -48,11 +51,51 @@ def test_demo_writes_figure_and_summary(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("small")
-def test_demo_without_time_still_ends_with_a_summary(tmp_path: Path) -> None:
+def test_demo_without_time_says_so_and_goes_on_to_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "demo"
-    assert demo.run_demo(run, seed=0, minutes=0.0, threads=1) == 0
+    assert demo.run_demo(run, seed=0, minutes=0.1, threads=1) == 0
     assert json.loads((run / "summary.json").read_text())["iterations"] == 0
     assert RunReader(run).run["status"] == "stopped at the time limit"
+    words = capsys.readouterr().out
+    assert "stopped at the time limit after 0 of 3 iterations" in words
+    assert words.count("evaluation at iteration 0, held-out:") == 1
+    assert "before any training" in words
+    assert ALONE in words
+    assert "No control" not in words
+    assert f"reasonlab demo --resume {run}" in words
+    assert demo.resume_demo(run, minutes=4) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["iterations"] == 3
+    assert summary["in_words"].startswith("Iteration 0 to 3")
+    assert "(checkpoints/final)" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("small")
+def test_an_interrupted_demo_says_how_it_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, iterate = tmp_path / "demo", Trainer._iteration
+
+    def interrupted(trainer: Trainer, number: int) -> None:
+        iterate(trainer, number)
+        trainer.stop_requested = True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_iteration", interrupted)
+        assert demo.run_demo(run, seed=5, minutes=4, threads=1) == 130
+    assert f"Continue with: reasonlab demo --resume {run}" in capsys.readouterr().out
+    with pytest.raises(UserError, match=f"Continue it with --resume {run}"):
+        demo.run_demo(run, seed=5, minutes=4, threads=1)
+    assert demo.resume_demo(run, minutes=4) == 0
+    assert "continuing after iteration 1 of 3 (checkpoints/step-000001)" in capsys.readouterr().out
+    assert json.loads((run / "summary.json").read_text())["seed"] == 5
+    assert (run / "dynamics.png").exists()
+
+
+def test_another_run_is_not_continued_as_a_demo(tmp_path: Path) -> None:
+    RunRecord.create(tmp_path / "run", "", ["train", "smoke.toml"]).close()
+    with pytest.raises(UserError, match=r"is no demo\. Continue it with: reasonlab train --resume"):
+        demo.resume_demo(tmp_path / "run", minutes=4)
 
 
 def test_packaged_recipe_keeps_training_and_evaluation_apart() -> None:

@@ -122,7 +122,9 @@ def test_a_continued_evaluation_asks_only_for_what_is_missing(
         # What failed is asked again too, in vain.
         assert len(server.attempts) == 6 - len(kept - {"q5"})
         server.rule = lambda *_: completion("\\boxed{10}")
-        assert "never came" not in evaluate(capsys, *words[:-1])
+        again = evaluate(capsys, *words[:-1])
+        assert "never came" not in again
+        assert "5 of 6 answers were there already" in again
         assert [row["verdict"] for row in rows_of(out)] == [*["correct"] * 3, "wrong", "correct", "correct"]
         for change, named in (
             (["--k", "3"], "k is 1 there and 3 now"),
@@ -132,6 +134,15 @@ def test_a_continued_evaluation_asks_only_for_what_is_missing(
         ):
             assert main(["eval", *words, *change]) == 2
             assert named in capsys.readouterr().err
+
+
+def test_an_evaluation_of_another_model_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--problems", "2", "--out", str(tmp_path / "out")]
+    assert "there already" not in evaluate(capsys, "tiny-0.3m", *words)
+    assert main(["eval", "tiny-1m", *words]) == 2
+    error = capsys.readouterr().err
+    assert "(tiny-0.3m) there and" in error
+    assert "(tiny-1m) now" in error
 
 
 def test_rescore_grades_the_stored_answers_without_asking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,6 +241,34 @@ def test_a_family_and_a_file_of_ones_own_are_benchmarks_too(tmp_path: Path, caps
     )
     assert main(["eval", "tiny-1m", "--benchmark", str(sums), "--benchmark", str(sums)]) == 2
     assert "Name each once" in capsys.readouterr().err
+
+
+def test_the_total_is_named_after_all_that_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--suite",
+        "tiny",
+        "--split",
+        "test",
+        "--problems",
+        "3",
+        "--benchmark",
+        str(own_set(tmp_path / "own.jsonl")),
+    ]
+    text = evaluate(capsys, "tiny-0.3m", *words)
+    assert text.startswith("tiny test + own avg@1 = ")
+    assert "(9 questions," in text.splitlines()[0]
+    assert "mean of" not in text, "families of the tiny world are not benchmarks"
+    assert "tiny + own" in json.loads(evaluate(capsys, "tiny-0.3m", *words, "--json"))["scores"]
+
+
+def test_nothing_to_ask_is_a_mistake_with_a_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    assert main(["eval", "tiny-0.3m", "--benchmark", str(tmp_path / "empty.jsonl")]) == 2
+    assert 'holds no problems. Each line must be an object: {"question"' in capsys.readouterr().err
+    assert main(["eval", "tiny-0.3m", "--suite", "mel5", "--data", str(tmp_path)]) == 2
+    assert (
+        "of the suite mel5 has its data here: aime24, aime25, amc23, math500, olympiadbench." in capsys.readouterr().err
+    )
 
 
 def test_overlap_with_the_training_pool_is_flagged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,20 @@ def test_rows_come_back_in_order_with_their_verdicts(tmp_path: Path, capsys: pyt
     assert "4 rows: 3 correct, 1 wrong, 0 error, 0 timeout" in capsys.readouterr().err
 
 
-def test_a_bad_row_is_an_error_row_and_the_others_are_graded(tmp_path: Path) -> None:
+def test_a_file_without_one_graded_row_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "rows.jsonl", tmp_path / "graded.jsonl"
+    source.write_text('\n{"gold": "1"}\n')
+    assert run(argparse.Namespace(file=source, out=out, json=False)) == 1
+    assert "first error: line 2: the row has no text `prediction`" in capsys.readouterr().err
+    source.write_text("\n\n")
+    with pytest.raises(UserError, match="holds no rows"):
+        run(argparse.Namespace(file=source, out=tmp_path / "none.jsonl", json=False))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graded.jsonl", "rows.jsonl"]
+
+
+def test_a_bad_row_is_an_error_row_and_the_others_are_graded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = [
         "not json",
         "[1, 2]",
@@ -49,7 +62,9 @@ def test_a_bad_row_is_an_error_row_and_the_others_are_graded(tmp_path: Path) -> 
     lines += ['{"prediction": "1", "gold": "1", "kind": "poem"}', "", '{"prediction": "Answer: 1", "gold": "1"}']
     graded = grade_file(lines, tmp_path)
     assert [row["verdict"] for row in graded] == ["error"] * 6 + ["correct"]
-    assert graded[0]["row"] == "not json"
+    assert (graded[0]["row"], graded[0]["line"], graded[0]["rule"]) == ("not json", 1, "not JSON")
+    assert graded[1]["rule"] == "not a JSON object"
+    assert "first error: line 1: not JSON" in capsys.readouterr().err
     assert all(row["rule"] for row in graded)
 
 

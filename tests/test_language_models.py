@@ -381,7 +381,7 @@ def test_the_solutions_of_a_pool_are_imitated_where_they_are_right(tmp_path: Pat
     reader, observer = trained({**raw, "iterations": 2}, tmp_path / "run")
     texts = {row["text"] for step in (1, 2) for row in reader.rollouts(step)}
     assert texts == {"2+2 = 4\nThe answer is \\boxed{4}."}
-    assert any("1 problems without a solution and 1 whose solution" in text for text in observer.alarms)
+    assert any("1 problems without a solution and 1 whose solution" in text for text in observer.notes)
     without = {**recipe, "method": {"type": "sft"}}
     with pytest.raises(UserError, match="no solutions to imitate"):
         start(validate(without, "test"), tmp_path / "none", ["test"], Silent())
@@ -426,7 +426,7 @@ def test_held_out_problems_are_not_trained_on(tmp_path: Path, recipe: dict[str, 
     reader, observer = trained(raw, tmp_path / "run")
     asked = {row["problem"] for step in (1, 2) for row in reader.rollouts(step)}
     assert asked == {"p0", "p1", "p2"}
-    assert any("1 of 4 training problems are also in farm" in text for text in observer.alarms)
+    assert any("1 of 4 training problems are also in farm" in text for text in observer.notes)
     assert event(reader, "alarm")["alarm"] == "data"
     raw["problems"] = {"path": rows_file(tmp_path / "copies.jsonl", copies)}
     with pytest.raises(UserError, match="every training problem is one of farm"):
@@ -453,7 +453,7 @@ def test_long_prompts_can_be_left_out(tmp_path: Path, recipe: dict[str, Any]) ->
     raw = {**recipe, "iterations": 1, "problems": {"path": path, "longest_prompt": 120}}
     reader, observer = trained(raw, tmp_path / "run")
     assert {row["problem"] for row in reader.rollouts(1)} == {"p1", "p2"}
-    assert "1 of 3 prompts have more than 120 tokens and are left out" in observer.alarms
+    assert "1 of 3 prompts have more than 120 tokens and are left out" in observer.notes
     with pytest.raises(UserError, match="every prompt has more than 3 tokens"):
         start(validate({**raw, "problems": {"path": path, "longest_prompt": 3}}, "test"), tmp_path, [], Silent())
 
@@ -487,7 +487,8 @@ def test_registered_sets_are_known_by_name(tmp_path: Path, recipe: dict[str, Any
     assert reader.evaluation_suites() == ["gsm8k_test"]
     assert len(reader.evaluation("gsm8k_test", 0)) == 3
     assert all("The answer is \\boxed{" in row["text"] and "<<" not in row["text"] for row in reader.rollouts(1))
-    assert observer.alarms == [], "no solution is lost, and GSM8K's parts share nothing"
+    assert observer.alarms == [], "GSM8K's parts share nothing"
+    assert not any("left out" in text or "without a solution" in text for text in observer.notes)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

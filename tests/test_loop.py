@@ -62,6 +62,9 @@ class Silent:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def stopping(self, text: str) -> None:
+        self.notes.append(text)
+
 
 def config(**changes: Any) -> Config:
     return validate({**SMALL, **changes}, "test")
@@ -157,9 +160,12 @@ def test_interrupt_saves_and_resumes_to_the_same_bits(tmp_path: Path, method: di
     outcome = start(config(method=method), tmp_path / "cut", ["test"], observer).run()
     assert outcome.status == "interrupted"
     assert outcome.iteration == 2
-    assert "interrupted" in observer.alarms[0]
+    assert "interrupted" in observer.notes[0]
+    assert observer.alarms == [], "what the user asked for is no alarm"
     assert RunReader(tmp_path / "cut").run["status"] == "interrupted"
-    assert resume(tmp_path / "cut", Silent()).run().status == "finished"
+    continued = Silent()
+    assert resume(tmp_path / "cut", continued).run().status == "finished"
+    assert continued.notes[0] == "continuing after iteration 2 of 3 (checkpoints/step-000002)"
     assert _final(tmp_path / "cut") == _final(tmp_path / "whole")
 
 
@@ -211,6 +217,13 @@ def test_a_run_that_stopped_at_its_time_limit_can_go_on(tmp_path: Path, monkeypa
     assert continued.state.iteration == 2
     assert continued.run().status == "finished"
     assert _final(tmp_path / "run") == _final(tmp_path / "whole")
+
+
+def test_a_run_without_a_checkpoint_says_that_it_begins_again(tmp_path: Path) -> None:
+    start(config(), tmp_path / "run", ["test"], Silent()).record.close()
+    observer = Silent()
+    assert resume(tmp_path / "run", observer).state.iteration == 0
+    assert observer.notes == ["no checkpoint was written yet: starting again from iteration 0"]
 
 
 def test_finished_run_is_not_resumed(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_step_made_again_gives_the_same_bytes(record: RunRecord) -> None:
 
 
 def test_create_refuses_a_directory_that_holds_a_run(record: RunRecord) -> None:
-    with pytest.raises(UserError, match=r"already holds a run.*--resume DIR.*another --out"):
+    with pytest.raises(UserError, match=r"already holds a run.*--resume .*/run, or choose another --out"):
         RunRecord.create(record.directory, "seed = 2\n", [])
     assert RunReader(record.directory).config_toml == "seed = 1\n"
 

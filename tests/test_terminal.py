@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import threading
 from typing import Any
 
@@ -65,12 +66,51 @@ def test_plain_view_is_one_line_per_event_without_control_codes() -> None:
     assert lines[5].endswith("alarm at iteration 3: a loss was not finite; lower learner.lr")
 
 
+def test_stopping_is_said_in_both_views_and_is_no_alarm() -> None:
+    file, view = io.StringIO(), live()
+    for observer in (PlainObserver(10, "demo", file=file), view):
+        observer.stopping("interrupted: saving")
+    assert file.getvalue() == "[demo] interrupted: saving\n"
+    assert "interrupted: saving" in frame(view, 80)
+    assert "alarm" not in frame(view, 80)
+
+
 def test_quiet_leaves_only_alarms() -> None:
     file = io.StringIO()
     with PlainObserver(10, "demo", quiet=True, file=file) as observer:
         watch_a_run(observer)
     assert file.getvalue().count("\n") == 1
     assert "alarm" in file.getvalue()
+
+
+def test_work_without_iterations_tells_its_progress_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr("reasonlab.terminal.time.monotonic", lambda: clock)
+    texts = {}
+    for total in (0, 10):
+        file, clock = io.StringIO(), 0.0
+        observer = PlainObserver(total, "eval", file=file)
+        for second in range(100):
+            clock = float(second)
+            observer.progress("answers", 10 * second, 1200)
+        texts[total] = file.getvalue().splitlines()
+    assert texts[0] == [f"[eval] answers {10 * s}/1,200; elapsed {s // 60}:{s % 60:02d}" for s in (30, 60, 90)]
+    assert texts[10] == [], "iterations are lines of their own"
+
+
+def test_work_without_iterations_has_none_in_its_header() -> None:
+    observer = LiveObserver(0, "eval", Console(file=io.StringIO(), force_terminal=True, width=80))
+    assert "eval  elapsed 0:00" in frame(observer, 80)
+
+
+def test_lengths_of_few_questions_have_no_impossible_intervals() -> None:
+    one = Summary(Interval(1.0, 0.2, 1.0), Interval(75.0, -math.inf, math.inf), 1, 1, 0.0, 0)
+    two = Summary(Interval(1.0, 0.3, 1.0), Interval(47.0, -127.3, 221.3), 2, 1, 0.0, 0)
+    assert evaluation_sentence(0, "tiny", one).endswith("75.0 tokens/answer (1 question, 0.0 % truncated)")
+    assert evaluation_sentence(0, "tiny", two).endswith(
+        "47.0 [0.0, 221.3] tokens/answer (2 questions, 0.0 % truncated)"
+    )
+    assert "75.0 tokens/answer" in one.sentence("tiny", 1.0, 160)
 
 
 def test_evaluation_sentence_gives_accuracy_and_length_with_intervals() -> None:

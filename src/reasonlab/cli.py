@@ -12,6 +12,7 @@ from pathlib import Path
 
 from reasonlab import __version__
 from reasonlab.errors import UserError
+from reasonlab.options import Parser, without_overrides
 
 COMMANDS = {
     "demo": "watch a tiny model learn to think by RL, in minutes on a laptop; figure and summary at the end",
@@ -28,6 +29,9 @@ COMMANDS = {
     "figures": "draw the figures of a run or a study again",
     "bench": "measure the engine, and check its logprobs against the learner's",
 }
+
+TRAIN_OPTIONS = ("--out", "--resume", "--minutes", "--dry-run", "--help")  # all others are keys of the recipe
+_RESUMED = "A run continues with the settings it was started with; only --minutes may be given"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +88,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
 
 
 def _parser(name: str, example: str, **more: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+    return Parser(
         prog=f"reasonlab {name}",
         description=COMMANDS[name],
         epilog=f"example: {example}" + more.get("epilog", ""),
@@ -93,21 +97,36 @@ def _parser(name: str, example: str, **more: str) -> argparse.ArgumentParser:
     )
 
 
+def _check_minutes(minutes: float) -> None:
+    if not minutes > 0:
+        raise UserError(f"--minutes {minutes:g} leaves no time to train", "Give a positive number")
+
+
 def _demo(words: list[str]) -> int:
     parser = _parser("demo", "reasonlab demo --seed 1 --out runs/my-demo")
     parser.add_argument("--out", type=Path, help="new directory for the run (default: runs/demo-N)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the demo in this directory")
+    parser.add_argument("--seed", type=int, help="default: 0")
     parser.add_argument("--minutes", type=float, default=4.0, help="stop training early to end within this time")
-    parser.add_argument("--threads", type=int, default=2, help="CPU worker threads")
+    parser.add_argument("--threads", type=int, help="CPU worker threads (default: 2)")
     arguments = parser.parse_args(words)
+    _check_minutes(arguments.minutes)
+    if arguments.resume is not None:
+        if any(given is not None for given in (arguments.out, arguments.seed, arguments.threads)):
+            raise UserError("--resume takes no other options", _RESUMED)
+        from reasonlab.studies.demo import resume_demo
+
+        return resume_demo(arguments.resume, arguments.minutes)
     from reasonlab.studies.demo import run_demo
 
-    return run_demo(arguments.out, arguments.seed, arguments.minutes, arguments.threads)
+    threads = 2 if arguments.threads is None else arguments.threads
+    return run_demo(arguments.out, arguments.seed or 0, arguments.minutes, threads)
 
 
 def _study(words: list[str]) -> int:
     parser = _parser("study", "reasonlab study k15-dynamics --scale cpu --out runs/k15")
-    parser.add_argument("study", choices=["k15-dynamics", "long2short", "mel-vs-grpo", "rm-scaling", "prm-selection"])
+    studies = ["k15-dynamics", "long2short", "mel-vs-grpo", "rm-scaling", "prm-selection"]
+    parser.add_argument("study", choices=studies, metavar="|".join(studies))
     parser.add_argument("--scale", choices=["cpu", "gpu", "paper"], default="cpu")
     parser.add_argument("--seeds", type=int, metavar="N", help="how many training seeds (default: the recipe's)")
     parser.add_argument("--seed", type=int, default=0, help="the first of them")
@@ -141,20 +160,24 @@ def _train(words: list[str]) -> int:
         "--minutes", type=float, metavar="M", help="begin no iteration after M minutes; evaluate and save"
     )
     parser.add_argument("--dry-run", action="store_true", help="check the recipe, print it resolved, and stop")
-    arguments, overrides = parser.parse_known_args(words)
-    if arguments.minutes is not None and not arguments.minutes > 0:
-        raise UserError(f"--minutes {arguments.minutes:g} leaves no time to train", "Give a positive number")
-    if (arguments.recipe is None) == (arguments.resume is None):
-        raise UserError("train needs a recipe, or --resume RUN", "For instance: reasonlab train recipes/smoke.toml")
+    own, overrides = without_overrides(words, TRAIN_OPTIONS)
+    arguments = parser.parse_args(own)
+    if arguments.minutes is not None:
+        _check_minutes(arguments.minutes)
     if arguments.resume is not None:
+        if arguments.recipe is not None:
+            remedy = f"Leave out {arguments.recipe} to continue the run, or --resume to start another"
+            raise UserError("train takes a recipe or --resume RUN, not both", remedy)
         if overrides or arguments.out or arguments.dry_run:
-            remedy = "A run continues with the settings it was started with; only --minutes may be given"
-            raise UserError("--resume takes no other options", remedy)
+            raise UserError("--resume takes no other options", _RESUMED)
         from reasonlab.train.command import resume_run
 
         return resume_run(arguments.resume, arguments.minutes)
-    from reasonlab.config import apply_overrides, load_recipe, to_toml
+    from reasonlab.config import Config, apply_overrides, load_recipe, to_toml
 
+    if arguments.recipe is None:
+        apply_overrides(Config(), overrides)  # a misspelt option may have taken the recipe for its value
+        raise UserError("train needs a recipe, or --resume RUN", "For instance: reasonlab train recipes/smoke.toml")
     config = apply_overrides(load_recipe(arguments.recipe), overrides)
     if arguments.dry_run:
         print(to_toml(config), end="")
@@ -178,8 +201,8 @@ def _eval(words: list[str]) -> int:
     what.add_argument("--benchmark", action="append", metavar="NAME", help="a set, or your .jsonl file; repeatable")
     what.add_argument("--data", metavar="DIR", help="directory with the benchmarks, or hub (default: $REASONLAB_DATA)")
     what.add_argument("--limit", type=int, metavar="N", help="ask at most N problems of each benchmark")
-    what.add_argument("--split", default="validation", choices=["validation", "test", "harder"], help="suite tiny only")
-    what.add_argument("--problems", type=int, default=480, metavar="N", help="suite tiny only")
+    what.add_argument("--split", choices=["validation", "test", "harder"], help="suite tiny only (default: validation)")
+    what.add_argument("--problems", type=int, metavar="N", help="suite tiny only (default: 480)")
     what.add_argument("--levels", default="", help="suite tiny only, comma-separated (default: 2,3,4,5; harder: 6,7)")
     what.add_argument("--trained-on", type=Path, metavar="POOL", help="flag benchmarks in POOL's overlap report")
     how = parser.add_argument_group("how answers are sampled and read")

@@ -171,6 +171,7 @@ class GrpoConfig(Section):
 
 
 METHODS = (SftConfig, RestConfig, MirrorDescentConfig, GrpoConfig, DpoConfig)
+METHOD_TYPES = tuple(get_args(method.model_fields["type"].annotation)[0] for method in METHODS)
 MethodConfig = Annotated[
     SftConfig | RestConfig | MirrorDescentConfig | GrpoConfig | DpoConfig, Field(discriminator="type")
 ]
@@ -395,7 +396,11 @@ def _suggest(name: str) -> str:
 def _first_problem(error: ValidationError) -> str:
     """One sentence about the first thing pydantic found."""
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"] if part not in ("sft", "rest", "mirror_descent", "grpo", "dpo"))
+    name = ".".join(str(part) for part in first["loc"] if part not in METHOD_TYPES)
+    if first["type"] in ("union_tag_invalid", "union_tag_not_found"):  # only the method has types
+        given = first["input"].get("type")
+        said = f"there is no method {given!r}" if given is not None else "the method has no type"
+        return f"method.type: {said}; there are {', '.join(METHOD_TYPES)}"
     if first["type"] == "extra_forbidden":
         return f"unknown key {name!r}. {_suggest(name)}"
     return f"{name}: {first['msg']} (got {first.get('input')!r})"

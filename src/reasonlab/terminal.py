@@ -26,12 +26,15 @@ from rich.text import Text
 
 from reasonlab.evaluate.control import FORCED_SUITE, SUITE
 from reasonlab.evaluate.evaluator import Summary
+from reasonlab.evaluate.statistics import length_brackets, length_text
 from reasonlab.grading.grade import Grade
 from reasonlab.problems.problem import Problem
 from reasonlab.train.loop import Observer
+from reasonlab.wording import counted
 
 REFRESHES_PER_SECOND = 4
 PROGRESS_INTERVAL = 0.1  # seconds between two progress reports that are taken in
+PROGRESS_LINE_INTERVAL = 30.0  # seconds between two lines of progress in a log
 SAMPLE_CHARACTERS = 320
 
 _SUITE_NAMES = {SUITE: "held-out", FORCED_SUITE: "held-out, thinking forced"}
@@ -68,7 +71,10 @@ Anyone = TypeVar("Anyone")
 
 
 def make_observer(total: int, name: str, quiet: bool = False) -> AbstractContextManager[Observer]:
-    """The live view where a person watches, plain lines everywhere else; `quiet` leaves only the alarms."""
+    """The live view where a person watches, plain lines everywhere else; `quiet` leaves only the alarms.
+
+    `total` counts iterations; it is 0 for work that has none, such as an evaluation.
+    """
     return LiveObserver(total, name) if _interactive() and not quiet else PlainObserver(total, name, quiet)
 
 
@@ -97,6 +103,7 @@ class PlainObserver:
     def __init__(self, total: int, name: str, quiet: bool = False, file: TextIO | None = None) -> None:
         self.total, self.name, self.quiet, self.file = total, _printable(name), quiet, file
         self.pace = _Pace(total)
+        self._next_progress = time.monotonic() + PROGRESS_LINE_INTERVAL
 
     def __enter__(self) -> Self:
         return self
@@ -104,8 +111,14 @@ class PlainObserver:
     def __exit__(self, *exception: object) -> None:
         return None
 
+    @_harmless
     def progress(self, what: str, done: int, total: int) -> None:
-        """A log wants results, not motion."""
+        """A log wants results, not motion; but where no iterations tell of life, a line now and then does."""
+        now = time.monotonic()
+        if self.total or now < self._next_progress:
+            return
+        self._next_progress = now + PROGRESS_LINE_INTERVAL
+        self._line(f"{_printable(what)} {done:,}/{total:,}; {self.pace.text()}")
 
     @_harmless
     def iteration(self, number: int, metrics: dict[str, Any], sample: tuple[Problem, str, Grade]) -> None:
@@ -125,6 +138,10 @@ class PlainObserver:
     def note(self, text: str) -> None:
         for line in text.splitlines():
             self._line(_printable(line))
+
+    @_harmless
+    def stopping(self, text: str) -> None:
+        self._line(_printable(text), always=True)
 
     def _line(self, text: str, always: bool = False) -> None:
         if always or not self.quiet:
@@ -152,9 +169,10 @@ class LiveObserver:
         self.held_out: Summary | None = None
         self.phase: tuple[str, int, int] | None = None
         self.last_alarm: tuple[int, str] | None = None
+        self.last_word = ""
         self.sample: tuple[Problem, str, Grade] | None = None
         self._next_progress = 0.0
-        # Reentrant: the alarm of Ctrl-C comes from a signal handler, which may interrupt another of our calls.
+        # Reentrant: the word of Ctrl-C comes from a signal handler, which may interrupt another of our calls.
         self._lock = threading.RLock()
         self._live = Live(
             console=self.console, get_renderable=self._view, refresh_per_second=REFRESHES_PER_SECOND, transient=False
@@ -220,6 +238,12 @@ class LiveObserver:
         # Above the view, like an evaluation.
         self.console.print(Text("\n".join(map(_printable, text.splitlines()))), soft_wrap=True)
 
+    @_harmless
+    def stopping(self, text: str) -> None:
+        # In the view, not above it: printing waits for rich's thread, which may wait for the call that was interrupted.
+        with self._lock:
+            self.last_word = _printable(text)
+
     def _view(self) -> RenderableType:
         return _View(self)
 
@@ -234,13 +258,16 @@ class LiveObserver:
             if self.last_alarm:
                 number, text = self.last_alarm
                 parts.append(Text(f"! alarm at iteration {number}: {text}", style="bold yellow"))
+            if self.last_word:
+                parts.append(Text(self.last_word, style="bold"))
             if self.sample:
                 parts.append(_shown_sample(*self.sample, min(SAMPLE_CHARACTERS, 4 * width)))
             return Group(*parts)
 
     def _header(self) -> Text:
         header = Text(self.name, style="bold")
-        header.append(f"  iteration {self.pace.iteration}/{self.total}  {self.pace.text()}", style="not bold")
+        iteration = f"iteration {self.pace.iteration}/{self.total}  " if self.total else ""
+        header.append(f"  {iteration}{self.pace.text()}", style="not bold")
         return header
 
     def _table(self, width: int) -> Table:
@@ -263,7 +290,7 @@ class LiveObserver:
         if self.held_out and quantity is HELD_OUT_ACCURACY:
             return f" [{100 * self.held_out.accuracy.low:.1f}, {100 * self.held_out.accuracy.high:.1f}]"
         if self.held_out and quantity is HELD_OUT_TOKENS:
-            return f" [{self.held_out.tokens.low:.1f}, {self.held_out.tokens.high:.1f}]"
+            return length_brackets(self.held_out.tokens)
         return ""
 
     def _note(self, quantity: Quantity, value: float) -> None:
@@ -306,12 +333,12 @@ class _Pace:
 
 def evaluation_sentence(number: int, suite: str, summary: Summary) -> str:
     """An evaluation in one line: accuracy and length, always together, always with intervals."""
-    a, t = summary.accuracy, summary.tokens
+    a = summary.accuracy
     sentence = (
         f"evaluation at iteration {number}, {_SUITE_NAMES.get(suite, suite)}: "
         f"avg@{summary.samples} = {100 * a.estimate:.1f} % [{100 * a.low:.1f}, {100 * a.high:.1f}], "
-        f"{t.estimate:.1f} [{t.low:.1f}, {t.high:.1f}] tokens/answer "
-        f"({summary.questions} questions, {100 * summary.truncated:.1f} % truncated)"
+        f"{length_text(summary.tokens)} tokens/answer "
+        f"({counted(summary.questions, 'question')}, {100 * summary.truncated:.1f} % truncated)"
     )
     return sentence + (f", {summary.ungraded} answers could not be graded" if summary.ungraded else "")
 

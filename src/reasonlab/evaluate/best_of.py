@@ -18,6 +18,7 @@ from reasonlab.errors import UserError
 from reasonlab.evaluate.evaluator import Answer
 from reasonlab.evaluate.intervals import Interval
 from reasonlab.evaluate.responder import FAILED
+from reasonlab.wording import counted
 
 if TYPE_CHECKING:
     from reasonlab.judges.bench import Question
@@ -51,7 +52,7 @@ class Choice:
             for what, i in parts.items()
         )
         left_out = f", {self.short} left out with fewer than {self.n} graded answers" if self.short else ""
-        return f"{name} {told} ({self.questions} questions{left_out})"
+        return f"{name} {told} ({counted(self.questions, 'question')}{left_out})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,18 @@ from reasonlab.evaluate.best_of import Choices, Chooser, open_chooser
 from reasonlab.evaluate.evaluator import Answer, Task, answers_to, graded_answer
 from reasonlab.evaluate.graders import grader_for, grader_version, policy_named
 from reasonlab.evaluate.opened_model import OpenedModel, open_model
-from reasonlab.evaluate.panels import TINY_SUITE, Panel, chosen_panels, overlap_with
+from reasonlab.evaluate.panels import (
+    TINY_SPLIT,
+    TINY_SUITE,
+    Panel,
+    check_tiny_options,
+    chosen_panels,
+    chosen_suite,
+    overlap_with,
+)
 from reasonlab.evaluate.record import ABOUT, EvaluationRecord, Place, place_of
 from reasonlab.evaluate.responder import FAILED, Response
-from reasonlab.evaluate.scores import Scores, score
+from reasonlab.evaluate.scores import BESIDE, Scores, score
 from reasonlab.problems.problem import Problem
 from reasonlab.problems.registry import OWN_FILE_SUFFIXES
 from reasonlab.runs.files import write_aside
@@ -39,6 +47,7 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
         raise UserError(f"--k {arguments.k} asks for no answers", "Give a positive number")
     if _is_file(arguments.out) and arguments.out.name.endswith(".gz"):
         raise UserError("a plain file of answers is not compressed", "Give --out FILE.jsonl, or a directory")
+    check_tiny_options(arguments)
     chooser = open_chooser(arguments, arguments.k)
     model = open_model(arguments)
     panels = chosen_panels(arguments, model.tiny, _warn)
@@ -114,6 +123,8 @@ def _ask(
     found = {place: known[place] for place in wanted if place in known and known[place].finish != FAILED}
     done = len(found)
     with make_observer(0, f"eval {arguments.model}", quiet=arguments.json) as observer:
+        if found:
+            observer.note(f"{len(found):,} of {len(wanted):,} answers were there already")
 
         def progress(more: int) -> None:
             nonlocal done
@@ -152,12 +163,16 @@ def _same_grader(record: EvaluationRecord, settings: dict[str, Any]) -> Mapping[
 def _settings(arguments: argparse.Namespace, model: OpenedModel, panels: Sequence[Panel]) -> dict[str, Any]:
     """The whole protocol. Nothing here is a secret: an endpoint's key is known only to the request."""
     about: dict[str, Any] = {"model": model.place, "reasonlab": __version__, "grader": grader_version()}
+    suite = chosen_suite(arguments)
+    beside = [panel.name for panel in panels[len(panels) - len(arguments.benchmark or ()) :]]
+    if suite == TINY_SUITE:
+        about["split"] = arguments.split or TINY_SPLIT
     if arguments.trained_on is not None:
         about["overlap"] = overlap_with(arguments.trained_on, panels)
     return {
         "version": 1,
         "model": model.identity,
-        "suite": arguments.suite or ("" if arguments.benchmark else TINY_SUITE),
+        "suite": BESIDE.join([suite, *beside]) if suite else "",
         "benchmarks": {panel.name: panel.described() for panel in panels},
         "k": arguments.k,
         "sampling": {**asdict(model.sampling), "stop_ids": list(model.sampling.stop_ids), "stop_strings": []},

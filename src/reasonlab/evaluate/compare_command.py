@@ -18,8 +18,10 @@ from reasonlab.evaluate.compare import Change, Comparison, Panel, Side, compare
 from reasonlab.evaluate.intervals import Interval
 from reasonlab.evaluate.lengths import Lengths
 from reasonlab.evaluate.selection import Selection, best_checkpoint
+from reasonlab.options import Parser
 from reasonlab.runs.files import evaluation_prefix
 from reasonlab.runs.reader import RunReader
+from reasonlab.wording import counted
 
 _IDS_SHOWN = 8
 
@@ -34,6 +36,7 @@ class Source:
     max_tokens: int | None = None
     top_p: float | None = None
     selection: Selection | None = None
+    asked: int | None = None  # answers that the evaluation is to have, where that is known
     overlap: dict[str, Any] | None = None  # which problems were in the training pool, where that was checked
 
     def settings(self) -> str:
@@ -55,7 +58,7 @@ def run(words: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="reasonlab compare",
         description="compare two evaluations problem by problem: accuracy, length, flips, what could have been seen",
         epilog="example: reasonlab compare runs/demo-1 runs/demo-1 --step-a 0",
@@ -103,6 +106,7 @@ def _from_evaluation(path: Path) -> Source:
         temperature=sampling.get("temperature"),
         max_tokens=sampling.get("max_tokens"),
         top_p=sampling.get("top_p"),
+        asked=settings.get("k", 0) * sum(one["questions"] for one in settings.get("benchmarks", {}).values()) or None,
         overlap=settings.get("about", {}).get("overlap"),
     )
 
@@ -165,7 +169,8 @@ def report(comparison: Comparison, a: Source, b: Source) -> list[str]:
     lines = [
         f"A: {a.name}",
         f"B: {b.name}",
-        f"{total.problems} shared problems; differences are B − A; brackets hold 95 % intervals over problems",
+        f"{counted(total.problems, 'shared problem')}; differences are B − A; "
+        "brackets hold 95 % intervals over problems",
         "",
         _side_sentence("A", total, total.a, a),
         _side_sentence("B", total, total.b, b),
@@ -180,7 +185,7 @@ def report(comparison: Comparison, a: Source, b: Source) -> list[str]:
 
 def _side_sentence(letter: str, panel: Panel, side: Side, source: Source) -> str:
     facts = [
-        f"{panel.problems} questions",
+        counted(panel.problems, "question"),
         source.settings(),
         f"{100 * side.truncated:.1f} % truncated",
         f"{100 * side.repeating:.1f} % stopped for repeating themselves" if side.repeating else "",
@@ -204,15 +209,15 @@ def _length_facts(lengths: Lengths) -> list[str]:
 def _changes(panel: Panel) -> list[str]:
     mcnemar = f", McNemar {_p(panel.mcnemar)}" if panel.mcnemar is not None else ""
     lines = [
-        f"accuracy: {_points(panel.accuracy.difference)} points ({_tests(panel.accuracy)}{mcnemar}); "
-        f"a true change of {100 * panel.accuracy.detectable:.1f} points would be found four times in five"
+        f"accuracy: {_points(panel.accuracy.difference)} points ({_tests(panel.accuracy)}{mcnemar})"
+        + _detectable(100 * panel.accuracy.detectable, " points")
     ]
     if panel.tokens is not None:
         ratio = panel.token_ratio
         times = f", {ratio.estimate:.2f} times [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else ""
         lines.append(
-            f"tokens: {_signed(panel.tokens.difference)}{times} ({_tests(panel.tokens)}); "
-            f"a true change of {panel.tokens.detectable:,.1f} would be found four times in five"
+            f"tokens: {_signed(panel.tokens.difference)}{times} ({_tests(panel.tokens)})"
+            + _detectable(panel.tokens.detectable)
         )
     if panel.both_right_tokens is not None:
         lines.append(f"tokens of correct answers where both sides have one: {_signed(panel.both_right_tokens)}")
@@ -222,6 +227,12 @@ def _changes(panel: Panel) -> list[str]:
             f"B over A with probability {panel.dominance.b:.2f}, A over B {panel.dominance.a:.2f}"
         )
     return lines
+
+
+def _detectable(change: float, unit: str = "") -> str:
+    """How large a change these problems can show; one problem shows none."""
+    found = f"; a true change of {change:,.1f}{unit} would be found four times in five"
+    return found if math.isfinite(change) else ""
 
 
 def _flips(panel: Panel) -> list[str]:
@@ -265,7 +276,7 @@ def _table(comparison: Comparison) -> list[str]:
 
 def _notes(comparison: Comparison, a: Source, b: Source) -> list[str]:
     total = comparison.total
-    notes = []
+    notes = [note for letter, side in (("A", a), ("B", b)) if (note := _unfinished(letter, side))]
     if comparison.only_a or comparison.only_b:
         notes.append(f"{comparison.only_a} problems of A and {comparison.only_b} of B have no partner and are left out")
     if comparison.unpaired_ungraded:
@@ -279,6 +290,13 @@ def _notes(comparison: Comparison, a: Source, b: Source) -> list[str]:
     notes += [f"{letter} is {side.selection}" for letter, side in (("A", a), ("B", b)) if side.selection]
     notes += [note for letter, side in (("A", a), ("B", b)) if (note := _seen(letter, side))]
     return [f"note: {note}" for note in notes]
+
+
+def _unfinished(letter: str, source: Source) -> str:
+    there = len({(row.get("family"), row["problem"], row.get("sample")) for row in source.rows})
+    if source.asked is None or there >= source.asked:
+        return ""
+    return f"{letter} is unfinished: {there:,} of {counted(source.asked, 'answer')}"
 
 
 def _seen(letter: str, source: Source) -> str:
@@ -298,6 +316,8 @@ def _described(source: Source) -> dict[str, Any]:
         "temperature": source.temperature,
         "max_tokens": source.max_tokens,
         "top_p": source.top_p,
+        "answers": len(source.rows),
+        "answers_asked": source.asked,
         "selected_best_of": selected.looks if selected else None,
         "cross_fitted_score": selected.honest if selected else None,
     }
@@ -319,7 +339,10 @@ def _points(interval: Interval) -> str:
 
 
 def _signed(interval: Interval) -> str:
-    return f"{_number(interval.estimate)} [{_number(interval.low)}, {_number(interval.high)}]"
+    """With its brackets, unless they hold everything."""
+    known = math.isfinite(interval.high - interval.low)
+    brackets = f" [{_number(interval.low)}, {_number(interval.high)}]" if known else ""
+    return _number(interval.estimate) + brackets
 
 
 def _number(value: float) -> str:

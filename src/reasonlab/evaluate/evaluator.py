@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reasonlab.evaluate.responder import FAILED, Ask, EngineResponder, Placed, Progress, Responder, Response
-from reasonlab.evaluate.statistics import Interval, mean_interval, score_interval
+from reasonlab.evaluate.statistics import Interval, length_text, mean_interval, score_interval
 from reasonlab.grading.grade import Grade, grade
 from reasonlab.grading.pool import shared_pool
 from reasonlab.keys import key
@@ -24,6 +24,7 @@ from reasonlab.model.text_format import TextTokenizer, TinyFormat
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Sampling
+from reasonlab.wording import counted
 
 FORCED_STYLE = "<think>"  # what the forced-style control appends to the prompt
 
@@ -76,13 +77,12 @@ class Summary:
     failed: int = 0  # of the ungraded: answers that never came
 
     def sentence(self, name: str, temperature: float, max_tokens: int, top_p: float = 1.0) -> str:
-        a, t = self.accuracy, self.tokens
+        a = self.accuracy
         nucleus = f", top-p {top_p:g}" if top_p < 1 else ""
-        length = f"{t.estimate:.1f} [{t.low:.1f}, {t.high:.1f}]" if math.isfinite(t.estimate) else "unknown"
         text = (
             f"{name} avg@{self.samples} = {100 * a.estimate:.1f} % [{100 * a.low:.1f}, {100 * a.high:.1f}] "
-            f"({self.questions} questions, T={temperature:g}{nucleus}, {max_tokens} tokens at most, "
-            f"{100 * self.truncated:.1f} % truncated, {length} tokens/answer)"
+            f"({counted(self.questions, 'question')}, T={temperature:g}{nucleus}, {max_tokens} tokens at most, "
+            f"{100 * self.truncated:.1f} % truncated, {length_text(self.tokens)} tokens/answer)"
         )
         text += f", {self.failed} answers never came" if self.failed else ""
         rest = self.ungraded - self.failed

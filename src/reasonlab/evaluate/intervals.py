@@ -113,6 +113,17 @@ def ratio_interval(a: ArrayLike, b: ArrayLike, seed: int, level: float = 0.95, r
     return Interval(float(above.sum() / below.sum()), float(low), float(high), level)
 
 
+def length_text(tokens: Interval) -> str:
+    """A mean length and its interval, as they are printed."""
+    return f"{tokens.estimate:,.1f}{length_brackets(tokens)}" if math.isfinite(tokens.estimate) else "unknown"
+
+
+def length_brackets(tokens: Interval) -> str:
+    """Lengths are not negative, so the interval ends at 0; an infinite one says nothing and is left out."""
+    known = math.isfinite(tokens.high - tokens.low)
+    return f" [{max(0.0, tokens.low):,.1f}, {tokens.high:,.1f}]" if known else ""
+
+
 def resampled_means(values: Floats, seed: int, resamples: int = 4000) -> Floats:
     """Column means of `values` [question, column], for questions drawn with replacement: [resample, column]."""
     n = len(values)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from reasonlab.evaluate.distributions import student_t_quantile
-from reasonlab.evaluate.intervals import Floats, Interval, mean_interval, vector, wilson
+from reasonlab.evaluate.intervals import Floats, Interval, length_text, mean_interval, vector, wilson
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,7 @@ class MeanLength:
         return self.censored > 0
 
     def __str__(self) -> str:
-        t = self.tokens
-        interval = f" [{t.low:,.1f}, {t.high:,.1f}]" if math.isfinite(t.high - t.low) else ""
-        return f"{'≥ ' if self.is_lower_bound else ''}{t.estimate:,.1f}{interval}"
+        return f"{'≥ ' if self.is_lower_bound else ''}{length_text(self.tokens)}"
 
 
 @dataclass(frozen=True, slots=True)

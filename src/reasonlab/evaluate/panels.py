@@ -20,11 +20,13 @@ from reasonlab.problems.problem import Problem
 from reasonlab.problems.registry import find_benchmark, prompts
 from reasonlab.problems.sources import ChecksumWarning, MissingDataError
 from reasonlab.problems.suites import find_suite
-from reasonlab.problems.tiny_world import problem_set
+from reasonlab.problems.tiny_world import Split, problem_set
 from reasonlab.problems.training_pools import REPORT_SUFFIX, seen_problems
 
 QUESTION = "{question}"
 TINY_SUITE = "tiny"
+TINY_SPLIT: Split = "validation"
+TINY_PROBLEMS = 480
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +64,52 @@ class Panel:
 def chosen_panels(arguments: argparse.Namespace, tiny_model: bool, warn: Callable[[str], None]) -> list[Panel]:
     """The benchmarks of --suite and --benchmark (the tiny suite without either), at most --limit problems of each."""
     panels: list[Panel] = []
-    suite = arguments.suite or (None if arguments.benchmark else TINY_SUITE)
+    suite = chosen_suite(arguments)
     if suite == TINY_SUITE:
-        problems = problem_set(arguments.split, arguments.problems, levels=_levels(arguments))
-        panels.append(_panel(TINY_SUITE, problems, "tiny", "tiny", FAMILY, tiny_model, arguments))
+        panels.append(_panel(TINY_SUITE, _tiny_problems(arguments), "tiny", "tiny", FAMILY, tiny_model, arguments))
     elif suite:
         missing = []
         for name in find_suite(suite).benchmarks:
             try:
                 panels.append(_benchmark(name, tiny_model, arguments, warn))
             except MissingDataError as error:
-                missing.append(error)
+                missing.append((name, error))
         if not panels:
-            raise missing[0]
-        for absent in missing:
+            raise _nothing_of(suite, missing)
+        for _, absent in missing:
             warn(f"{suite} is not complete: {absent}")
     panels += [_benchmark(name, tiny_model, arguments, warn) for name in arguments.benchmark or ()]
     _check_names(panels)
     return panels
+
+
+def _tiny_problems(arguments: argparse.Namespace) -> list[Problem]:
+    count = TINY_PROBLEMS if arguments.problems is None else arguments.problems
+    if count < 1:
+        raise UserError(f"--problems {count} leaves nothing to ask", "Give a positive number")
+    return problem_set(arguments.split or TINY_SPLIT, count, levels=_levels(arguments))
+
+
+def chosen_suite(arguments: argparse.Namespace) -> str:
+    """The tiny suite where nothing is named; empty where only benchmarks are."""
+    return arguments.suite or ("" if arguments.benchmark else TINY_SUITE)
+
+
+def check_tiny_options(arguments: argparse.Namespace) -> None:
+    """Without the tiny suite its options would silently change nothing."""
+    given = [name for name in ("split", "problems", "levels") if getattr(arguments, name) not in (None, "")]
+    if given and chosen_suite(arguments) != TINY_SUITE:
+        raise UserError(f"--{given[0]} is for the suite tiny", "Leave it out, or add --suite tiny")
+
+
+def _nothing_of(suite: str, missing: Sequence[tuple[str, MissingDataError]]) -> MissingDataError:
+    (name, first), *others = missing
+    if not others:
+        return first
+    return MissingDataError(
+        f"no set of the suite {suite} has its data here: {', '.join(name for name, _ in missing)}",
+        first.remedy.replace("To get it", f"To get {name}"),
+    )
 
 
 def _benchmark(name: str, tiny_model: bool, arguments: argparse.Namespace, warn: Callable[[str], None]) -> Panel:
@@ -90,6 +120,8 @@ def _benchmark(name: str, tiny_model: bool, arguments: argparse.Namespace, warn:
         problems = load_benchmark(name, arguments.data)
     for one in caught:
         warn(str(one.message))
+    if not problems:
+        raise UserError(f"{name} holds no problems", 'Each line must be an object: {"question": "…", "answer": "…"}')
     return _panel(entry.name, problems, entry.prompt, entry.extraction, verifier, tiny_model, arguments)
 
 

@@ -128,9 +128,19 @@ def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """How settings in a file differ from those of now, in words; empty if they do not."""
     old, new = (dict(_flat({k: v for k, v in settings.items() if k != ABOUT})) for settings in (there, now))
     different = [name for name in [*old, *(name for name in new if name not in old)] if old.get(name) != new.get(name)]
-    told = [f"{name} is {_short(old.get(name))} there and {_short(new.get(name))} now" for name in different[:3]]
+    told = [
+        f"{name} is {_short(old.get(name))}{_place(there, name)} there and "
+        f"{_short(new.get(name))}{_place(now, name)} now"
+        for name in different[:3]
+    ]
     more = f" (and {len(different) - 3} more)" if len(different) > 3 else ""
     return "; ".join(told) + more
+
+
+def _place(settings: Mapping[str, Any], name: str) -> str:
+    """A checksum says nothing to people: with the model's comes the name it was given by."""
+    place = settings.get(ABOUT, {}).get("model")
+    return f" ({place})" if name == "model.sha256" and place else ""
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:

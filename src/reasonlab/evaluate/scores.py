@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from reasonlab.evaluate.evaluator import Answer, Summary, summarise
+from reasonlab.evaluate.panels import TINY_SUITE
 from reasonlab.evaluate.statistics import Interval
+
+BESIDE = " + "  # between a suite and the benchmarks asked with it, in the name of their total
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +39,11 @@ class Scores:
     seen: dict[str, Seen]
     mean: Interval | None
     benchmarks: int
+    split: str = ""  # of the tiny world, where its suite was asked
 
     def sentences(self, sampling: Mapping[str, Any]) -> list[str]:
         lines = [
-            summary.sentence(name, sampling["temperature"], sampling["max_tokens"], sampling["top_p"])
+            summary.sentence(self._told(name), sampling["temperature"], sampling["max_tokens"], sampling["top_p"])
             + (self.seen[name].flag() if name in self.seen else "")
             for name, summary in self.summaries.items()
         ]
@@ -48,6 +52,11 @@ class Scores:
             interval = f"{100 * m.estimate:.1f} % [{100 * m.low:.1f}, {100 * m.high:.1f}]"
             lines.append(f"mean of {self.benchmarks} benchmarks = {interval}")
         return lines
+
+    def _told(self, name: str) -> str:
+        """The name of a summary, with the split where it is the tiny suite's: `tiny validation`."""
+        suite, beside, others = name.partition(BESIDE)
+        return f"{suite} {self.split}{beside}{others}" if self.split and suite == TINY_SUITE else name
 
     def data(self) -> dict[str, Any]:
         scores = {name: asdict(summary) for name, summary in self.summaries.items()}
@@ -70,12 +79,13 @@ def score(answers: Sequence[Answer], settings: Mapping[str, Any]) -> Scores:
     panels = ({settings["suite"] or "total": list(answers)} if several or settings["suite"] else {}) | by_family
     summaries = {name: summarise(part) for name, part in panels.items()}
     benchmarks = [family for family in by_family if math.isfinite(summaries[family].accuracy.estimate)]
-    is_tiny = settings["suite"] == "tiny"
+    is_tiny = settings["suite"].partition(BESIDE)[0] == TINY_SUITE
     return Scores(
         summaries,
         _seen(by_family, settings["about"].get("overlap")),
         mean_of([summaries[name].accuracy for name in benchmarks]) if len(benchmarks) > 1 and not is_tiny else None,
         len(benchmarks),
+        settings["about"].get("split", ""),
     )
 
 

@@ -11,6 +11,8 @@ from reasonlab.evaluate.distributions import normal_quantile, student_t_quantile
 from reasonlab.evaluate.frontier import Dominance, Joint, dominance, joint
 from reasonlab.evaluate.intervals import (
     Interval,
+    length_brackets,
+    length_text,
     mean_interval,
     ratio_interval,
     same_questions_interval,
@@ -42,6 +44,8 @@ __all__ = [
     "dominance",
     "holm",
     "joint",
+    "length_brackets",
+    "length_text",
     "lengths",
     "maj_at_k",
     "maj_curve",

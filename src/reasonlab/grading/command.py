@@ -16,6 +16,7 @@ from reasonlab.grading.extract import Policy
 from reasonlab.grading.grade import Grade
 from reasonlab.grading.pool import shared_pool
 from reasonlab.grading.verifier import Kind, grade_text
+from reasonlab.wording import counted
 
 # Rows handed to the threads at a time: enough to keep the workers busy, few enough for any file to fit in memory.
 CHUNK = 2048
@@ -35,12 +36,17 @@ def run(arguments: argparse.Namespace) -> int:
             target.parent.mkdir(parents=True, exist_ok=True)
             part = target.with_name(target.name + ".part")  # whole or absent, as every file of ours
             with part.open("w") as sink:
-                _grade_all(lines, sink, policy, counts, rules)
-            part.replace(target)
+                first_error = _grade_all(lines, sink, policy, counts, rules)
+            if counts:
+                part.replace(target)
+            else:
+                part.unlink()
         else:
-            _grade_all(lines, sys.stdout, policy, counts, rules)
-    _summary(counts, rules, bool(arguments.json))
-    return 0
+            first_error = _grade_all(lines, sys.stdout, policy, counts, rules)
+    if not counts:
+        raise UserError(f"{source} holds no rows", "Give a .jsonl file with prediction and gold in every row")
+    _summary(counts, rules, first_error, bool(arguments.json))
+    return 0 if counts["correct"] + counts["wrong"] else 1
 
 
 def _policy(name: str) -> Policy | None:
@@ -62,13 +68,17 @@ def _policy_of_benchmark(name: Any) -> Policy:
 
 def grade_row(row: Any, policy: Policy | None = None) -> dict[str, Any]:
     """One row with its verdict; a row that cannot be graded is an `error` row. No policy: its benchmark's."""
-    kept = dict(row) if isinstance(row, dict) else {"row": row}
+    if not isinstance(row, dict):
+        return {"row": row, **_verdict(Grade("error", None, "not a JSON object"))}
     try:
-        grade = _grade(kept, policy)
+        grade = _grade(row, policy)
     except Exception as error:  # one bad row must not cost the others their verdicts
         grade = Grade("error", None, f"{type(error).__name__}: {error}"[:200])
+    return {**row, **_verdict(grade)}
+
+
+def _verdict(grade: Grade) -> dict[str, Any]:
     return {
-        **kept,
         "verdict": grade.verdict,
         "extracted": grade.extracted,
         "rule": grade.rule,
@@ -92,20 +102,27 @@ def _grade(row: dict[str, Any], policy: Policy | None) -> Grade:
 
 def _grade_all(
     lines: IO[bytes], sink: IO[str], policy: Policy | None, counts: Counter[str], rules: Counter[str]
-) -> None:
+) -> str:
+    """Write every row with its verdict and count them; where and what the first error was, or nothing."""
+    first_error = ""
     with ThreadPoolExecutor(shared_pool().size) as threads:
         for chunk in _chunks(lines):
-            for row in threads.map(lambda line: grade_row(_parsed(line), policy), chunk):
+            graded = threads.map(lambda numbered: _grade_line(numbered[0], numbered[1], policy), chunk)
+            for (number, _), row in zip(chunk, graded, strict=True):
                 counts[row["verdict"]] += 1
                 rules[row["rule"]] += 1
+                if row["verdict"] == "error" and not first_error:
+                    first_error = f"line {number}: {row['rule']}"
                 sink.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return first_error
 
 
-def _chunks(lines: IO[bytes]) -> Iterator[list[bytes]]:
-    chunk: list[bytes] = []
-    for line in lines:
+def _chunks(lines: IO[bytes]) -> Iterator[list[tuple[int, bytes]]]:
+    """Lines that are not blank, with their numbers."""
+    chunk: list[tuple[int, bytes]] = []
+    for number, line in enumerate(lines, 1):
         if line.strip():
-            chunk.append(line)
+            chunk.append((number, line))
         if len(chunk) == CHUNK:
             yield chunk
             chunk = []
@@ -113,17 +130,23 @@ def _chunks(lines: IO[bytes]) -> Iterator[list[bytes]]:
         yield chunk
 
 
-def _parsed(line: bytes) -> Any:
+def _grade_line(number: int, line: bytes, policy: Policy | None) -> dict[str, Any]:
     try:
-        return json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError):
-        return {"row": line.decode(errors="replace").rstrip("\n")}
+        text = line.decode(errors="replace").rstrip("\n")
+        return {"line": number, "row": text, **_verdict(Grade("error", None, "not JSON"))}
+    return grade_row(row, policy)
 
 
-def _summary(counts: Counter[str], rules: Counter[str], as_json: bool) -> None:
+def _summary(counts: Counter[str], rules: Counter[str], first_error: str, as_json: bool) -> None:
     total = sum(counts.values())
     shown = {verdict: counts[verdict] for verdict in ("correct", "wrong", "error", "timeout")}
     if as_json:
-        print(json.dumps({"rows": total, **shown, "rules": dict(rules.most_common())}), file=sys.stderr)
+        told = {"rows": total, **shown, "first_error": first_error or None, "rules": dict(rules.most_common())}
+        print(json.dumps(told), file=sys.stderr)
         return
-    print(f"{total} rows: " + ", ".join(f"{number} {verdict}" for verdict, number in shown.items()), file=sys.stderr)
+    verdicts = ", ".join(f"{number} {verdict}" for verdict, number in shown.items())
+    print(f"{counted(total, 'row')}: {verdicts}", file=sys.stderr)
+    if first_error:
+        print(f"first error: {first_error}", file=sys.stderr)

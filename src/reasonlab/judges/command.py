@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from reasonlab.errors import UserError
 from reasonlab.judges import bench_command, label_command, pool_command, score_command, train_command
+from reasonlab.options import Parser, without_overrides
 
 EXAMPLES = """example: reasonlab judge train recipes/judge.toml --data pool.jsonl --out runs/judge
 
@@ -21,10 +21,8 @@ from nothing to a measured judge:
 
 def run(words: list[str]) -> int:
     """Entry point of the command."""
-    own, overrides = train_command.without_overrides(words) if words[:1] == ["train"] else (words, [])
-    arguments, rest = _parser(words).parse_known_args(own)
-    if rest:
-        raise UserError(f"unexpected argument {rest[0]!r}", f"See: reasonlab judge {arguments.what} --help")
+    own, overrides = without_overrides(words, train_command.OWN_OPTIONS) if words[:1] == ["train"] else (words, [])
+    arguments = _parser(words).parse_args(own)
     if arguments.what == "train":
         return train_command.run(arguments, overrides, words[1:])
     runs = {
@@ -38,7 +36,7 @@ def run(words: list[str]) -> int:
 
 def _parser(words: list[str]) -> argparse.ArgumentParser:
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    parser = argparse.ArgumentParser(prog="reasonlab judge", description=__doc__, epilog=EXAMPLES, **shape)
+    parser = Parser(prog="reasonlab judge", description=__doc__, epilog=EXAMPLES, **shape)
     parts = parser.add_subparsers(dest="what", required=True, metavar="pool|label|train|score|bench")
     for name, module in (("pool", pool_command), ("label", label_command), ("score", score_command)):
         part = parts.add_parser(name, description=module.DESCRIPTION, epilog=module.EXAMPLES, **shape)

@@ -10,6 +10,7 @@ import orjson
 
 from reasonlab.errors import UserError
 from reasonlab.judges.opened import JUDGE_HELP, POOL_HELP, add_judge_arguments, add_ranking_arguments
+from reasonlab.options import Parser
 
 DESCRIPTION = """Choose the best candidates of a pool by a judge's scores. Ties are broken by lot, keyed by the seed, so
 the choice does not depend on the order of the file. What was chosen from what is printed and written beside FILE."""
@@ -22,7 +23,7 @@ REPORT_SUFFIX = ".report.json"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="reasonlab select",
         description=DESCRIPTION,
         epilog=EXAMPLES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,23 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="RUN", help="new directory for the run (default: runs/RECIPE-N)")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the training in this directory")
     parser.add_argument("--dry-run", action="store_true", help="check the recipe, print it resolved, and stop")
-
-
-def without_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The command's own words, and the `--key value` for the recipe; argparse would take a value for the recipe."""
-    own: list[str] = []
-    overrides: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if not word.startswith("--") or word.partition("=")[0] in OWN_OPTIONS:
-            own.append(word)
-            if word in ("--out", "--resume"):
-                own += [following] if (following := next(rest, None)) is not None else []
-        else:
-            overrides.append(word)
-            if "=" not in word:
-                overrides += [following] if (following := next(rest, None)) is not None else []
-    return own, overrides
 
 
 def run(arguments: argparse.Namespace, overrides: list[str], words: list[str]) -> int:

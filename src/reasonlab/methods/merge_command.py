@@ -42,6 +42,7 @@ from reasonlab.model.config import ModelConfig
 from reasonlab.model.gguf import file_sha256
 from reasonlab.model.ladder import resolve_model
 from reasonlab.model.tokenizer import ChatTokenizer
+from reasonlab.options import Parser
 from reasonlab.runs.files import explained, replace_directory
 
 USES = {
@@ -158,7 +159,7 @@ def run(words: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="reasonlab merge",
         description="merge models of one architecture by arithmetic on their weights, without training "
         "(long2short of Kimi k1.5: average a long thinker with a short one)",

@@ -33,6 +33,7 @@ from reasonlab.model.ladder import (
     is_hub_id,
     resolve_model,
 )
+from reasonlab.options import Parser
 from reasonlab.runs.files import cache_directory, explained, replace_directory
 
 _EXAMPLES = """example: reasonlab models get smollm2-135m
@@ -59,7 +60,7 @@ def run(words: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     first = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(prog="reasonlab models", description=first, epilog=_EXAMPLES, **shape)
+    parser = Parser(prog="reasonlab models", description=first, epilog=_EXAMPLES, **shape)
     parts = parser.add_subparsers(dest="what", required=True, metavar="list|get|apply")
     listing = parts.add_parser("list", description="Models that ship, that are cached, and that can be got.", **shape)
     listing.add_argument("--json", action="store_true", help="print JSON")

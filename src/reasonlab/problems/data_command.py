@@ -12,9 +12,10 @@ from typing import Any
 
 import orjson
 
+from reasonlab.options import Parser
 from reasonlab.problems import curate_command
 from reasonlab.problems.registry import Benchmark, benchmarks
-from reasonlab.problems.sources import DATA_VARIABLE, ChecksumWarning, local_file
+from reasonlab.problems.sources import DATA_VARIABLE, ChecksumWarning, data_directory, local_file
 from reasonlab.problems.suites import SUITES
 from reasonlab.problems.training_pools import REPORT_SUFFIX, Report, check_clean_name, check_pools, write_clean
 from reasonlab.train import sample_command
@@ -41,7 +42,7 @@ def run(words: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    parser = argparse.ArgumentParser(prog="reasonlab data", description=__doc__, epilog=_EXAMPLES, **shape)
+    parser = Parser(prog="reasonlab data", description=__doc__, epilog=_EXAMPLES, **shape)
     parts = parser.add_subparsers(dest="what", required=True, metavar="list|check|curate|sample")
     listing = parts.add_parser(
         "list",
@@ -88,7 +89,11 @@ def _list(arguments: argparse.Namespace) -> int:
     table: list[tuple[str, ...]] = [("name", "role", "size", "here", "answer", "licence")]
     table += [(e.name, e.role, f"{e.size:,}", available, e.answer, e.licence) for e, available in entries]
     _print_table(table)
-    print("\nsuites: " + "; ".join(f"{suite.name} = {suite.title}" for suite in SUITES.values()))
+    directory = data_directory(arguments.data)
+    if directory is not None and all(available != "yes" for _, available in entries):
+        print(f"\nnone of these sets was found in {directory} (math500, for instance, is math500.jsonl there)")
+    print("\nsuites:")
+    _print_table([(f"  {suite.name}", suite.title) for suite in SUITES.values()])
     return 0
 
 

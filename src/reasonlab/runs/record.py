@@ -71,7 +71,7 @@ class RunRecord:
         """Start a run in a directory that holds none yet. `run.json` comes last: with it the run exists."""
         record = cls(directory, attempt=0)
         if record._run_file.exists():
-            remedy = "Continue it with --resume DIR, or choose another --out"
+            remedy = f"Continue it with --resume {record.directory}, or choose another --out"
             raise UserError(f"{record.directory} already holds a run", remedy)
         write_aside(record.directory / "config.toml", config_toml.encode())
         write_aside(record.directory / "env.json", _pretty(_environment()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from reasonlab.cli import free_directory
 from reasonlab.config import Config, apply_overrides, load_recipe
+from reasonlab.errors import UserError
 from reasonlab.evaluate.control import FORCED_SUITE, SUITE, caption, recorded_answers, split_gain
 from reasonlab.evaluate.evaluator import Answer, by_question
 from reasonlab.evaluate.statistics import paired_difference
@@ -27,8 +28,9 @@ from reasonlab.runs import RunReader
 from reasonlab.runs.files import write_aside
 from reasonlab.terminal import make_observer
 from reasonlab.train.command import report, run_guarded
-from reasonlab.train.loop import start
+from reasonlab.train.loop import TIME_LIMIT, Observer, Trainer, resume, start
 
+DEMO = "demo"  # the command
 RESERVE_SECONDS = 25  # for the last evaluation, the figure and the summary, when time is short
 
 
@@ -38,19 +40,35 @@ def demo_config(seed: int, threads: int) -> Config:
 
 
 def run_demo(out: Path | None, seed: int, minutes: float, threads: int) -> int:
-    started = time.monotonic()
     config = demo_config(seed, threads)
     run = out or free_directory("demo")
+    words = [DEMO, "--seed", str(seed)]
+    return _train_and_tell(run, config, minutes, lambda observer: start(config, run, words, observer))
+
+
+def resume_demo(run: Path, minutes: float) -> int:
+    """Continue an interrupted demo to its figure and summary."""
+    if RunReader(run).run["argv"][:1] != [DEMO]:
+        raise UserError(f"the run in {run} is no demo", f"Continue it with: reasonlab train --resume {run}")
+    return _train_and_tell(run, load_recipe(run / "config.toml"), minutes, lambda observer: resume(run, observer))
+
+
+def _train_and_tell(run: Path, config: Config, minutes: float, opened: Callable[[Observer], Trainer]) -> int:
+    started = time.monotonic()
     with make_observer(config.iterations, run.name) as observer:
-        trainer = start(config, run, ["demo", "--seed", str(seed)], observer)
+        trainer = opened(observer)
+        earlier = trainer.state.seconds
         outcome = run_guarded(trainer, deadline=started + 60 * minutes - RESERVE_SECONDS)
     if outcome.status == "interrupted":
-        return report(run, outcome)
-    summary = summarise_run(run, seed)
+        return report(run, outcome, DEMO)
+    summary = summarise_run(run, config.seed)
     draw_dynamics(run, run)
-    summary["seconds"] = round(time.monotonic() - started, 1)
+    summary["seconds"] = round(earlier + time.monotonic() - started, 1)
     summary["iterations"] = outcome.iteration
     write_aside(run / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+    if outcome.status == TIME_LIMIT:
+        print(f"\n{TIME_LIMIT} after {outcome.iteration} of {config.iterations} iterations")
+        print(f"Continue with: reasonlab {DEMO} --resume {run}")
     print(tell(run, summary))
     return 0
 
@@ -69,7 +87,7 @@ def summarise_run(run: Path, seed: int) -> dict[str, Any]:
         "questions": len({answer.problem for answer in free[0]}),
         **total,
         "forced_style": skill,
-        "in_words": caption(split_gain(free, forced), evaluations=2),
+        "in_words": caption(split_gain(free, forced), evaluations=len(free)),
         "families": {family: _comparison(*(_of(free[step], family) for step in (0, last))) for family in families},
         "samples": _samples(free[0], free[last]),
     }
@@ -113,16 +131,18 @@ def _samples(before: Sequence[Answer], after: Sequence[Answer], count: int = 3) 
 def tell(run: Path, summary: dict[str, Any]) -> str:
     """The closing words: what changed, how it splits, samples, and what to do next."""
     accuracy, tokens, skill = summary["accuracy"], summary["tokens"], summary["forced_style"]["accuracy"]
-    lines = [
-        "",
+    changes = [
         f"Held-out accuracy {_points(accuracy)} (95 % interval of the paired difference, "
         f"{summary['questions']} questions, one answer each at temperature 1)",
         f"Response length {tokens['before']:.1f} → {tokens['after']:.1f} tokens, "
         f"{tokens['after'] / tokens['before']:.2f}-fold",
         f"Made to think  {_points(skill)}: the control, the same model with <think> forced",
-        summary["in_words"],
-        "",
     ]
+    untrained = [
+        f"Held-out accuracy {100 * accuracy['before']:.1f} %, made to think {100 * skill['before']:.1f} %, "
+        f"response length {tokens['before']:.1f} tokens ({summary['questions']} questions), before any training"
+    ]
+    lines = ["", *(changes if summary["iterations"] else untrained), summary["in_words"], ""]
     for sample in summary["samples"]:
         lines += [f"  {sample['question']}  (gold {sample['gold']})"]
         lines += [f"    before: {sample['before']}", f"    after:  {sample['after']}"]

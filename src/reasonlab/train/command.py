@@ -47,12 +47,13 @@ def run_guarded(trainer: Trainer, deadline: float | None = None) -> Outcome:
         raise
 
 
-def report(run: Path, outcome: Outcome) -> int:
+def report(run: Path, outcome: Outcome, command: str = "train") -> int:
+    """How it ended, and how it goes on: with the command that it was started with."""
     if outcome.status == "interrupted":
-        print(f"saved after iteration {outcome.iteration}. Continue with: reasonlab train --resume {run}")
+        print(f"saved after iteration {outcome.iteration}. Continue with: reasonlab {command} --resume {run}")
         return 130
     print(f"{outcome.status} after iteration {outcome.iteration}, {outcome.seconds:.0f} s.")
     if outcome.status == TIME_LIMIT:
-        print(f"Continue with: reasonlab train --resume {run}")
+        print(f"Continue with: reasonlab {command} --resume {run}")
     print(f"weights: {run / 'checkpoints' / 'final'}   figure: reasonlab figures {run}")
     return 0

@@ -81,6 +81,7 @@ class Observer(Protocol):
     def evaluation(self, number: int, suite: str, summary: Summary) -> None: ...
     def alarm(self, number: int, text: str) -> None: ...
     def note(self, text: str) -> None: ...
+    def stopping(self, text: str) -> None: ...  # called by a signal handler, perhaps in the midst of another call
 
 
 @dataclass(slots=True)
@@ -110,10 +111,12 @@ class Trainer:
 
     def _open(self, model: Transformer, device: torch.device, checkpoint: Path | None) -> None:
         config, observer = self.config, self.observer
-        self.notices: list[str] = []  # what is said, and kept as an event, when the run begins
+        # Said, and kept as events, when the run begins: what is good to know, and what needs attention.
+        self.notices: list[str] = []
+        self.warnings: list[str] = []
         text_format = open_format(self.base, model.config.vocab_size, config.model.template_arguments)
         self.exchange = Exchange(text_format, config.reward.extraction)
-        self.held_out = open_held_out(config, self.exchange.tiny, self.notices.append)
+        self.held_out = open_held_out(config, self.exchange.tiny, self.warnings.append)
         if config.model.lora_rank:
             add_lora(model, config.model.lora_rank, config.model.lora_alpha, seed=config.seed)
             if checkpoint:
@@ -177,11 +180,14 @@ class Trainer:
         if number == 0 and (shared := known_overlap(self.config)):
             self.record.event("overlap", number, pool=self.config.problems.path, problems=shared)
             names = ", ".join(f"{name} ({count})" for name, count in shared.items())
-            self.notices.append(
+            self.warnings.append(
                 f"the training pool holds problems of {names}: scores on them say little. "
                 f"`reasonlab data check {self.config.problems.path} --clean FILE` makes a pool without them"
             )
         for text in self.notices:
+            self.record.event("alarm", number, alarm="data", text=text)
+            self.observer.note(text)
+        for text in self.warnings:
             self._alarm(number, "data", text)
 
     def _longest_question(self) -> int:
@@ -422,7 +428,7 @@ class Trainer:
 
     def _ask_to_stop(self) -> None:
         self.stop_requested = True
-        self.observer.alarm(self.state.iteration, "interrupted: finishing this iteration, then saving")
+        self.observer.stopping("interrupted: finishing this iteration, then saving")
 
 
 def start(config: Config, out: Path, argv: Sequence[str], observer: Observer) -> Trainer:
@@ -437,9 +443,16 @@ def resume(run: Path, observer: Observer) -> Trainer:
     status = read_run(run)["status"]
     if status not in ("running", "interrupted", "failed", TIME_LIMIT):
         raise UserError(f"the run in {run} has already ended ({status})", "Start another with --out")
-    trainer = Trainer(load_recipe(run / "config.toml"), observer, newest_checkpoint(run))
+    checkpoint = newest_checkpoint(run)
+    trainer = Trainer(load_recipe(run / "config.toml"), observer, checkpoint)
     trainer.record = RunRecord.resume(run)
     trainer.record.event("resume", trainer.state.iteration)
+    observer.note(
+        "no checkpoint was written yet: starting again from iteration 0"
+        if checkpoint is None
+        else f"continuing after iteration {trainer.state.iteration} of {trainer.config.iterations} "
+        f"({checkpoint.relative_to(run)})"
+    )
     return trainer
 
 

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     max_tokens = arguments.max_tokens or (160 if exchange.tiny else 1024)
     sampling = Sampling(arguments.temperature, max_tokens=max_tokens, stop_ids=exchange.stop_ids)
     force = FORCED_STYLE if arguments.keep == "long" and exchange.tiny else ""
-    with make_observer(1, arguments.out.name) as observer:
+    with make_observer(0, arguments.out.name) as observer:
         groups = sample_groups(
             engine, exchange, pool, arguments.samples, sampling, arguments.seed, observer.progress, force
         )
