@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from reasonlab.config import Config, EvaluateConfig, to_toml
+from reasonlab.config import Config, EvaluateConfig, to_toml, validate
 from reasonlab.errors import UserError
 from reasonlab.evaluate.control import Split, caption, change_caption
 from reasonlab.evaluate.evaluator import Answer
 from reasonlab.evaluate.statistics import Interval, mean_interval, paired_difference, score_interval
-from reasonlab.figures.dynamics import FORCED, TOTAL, draw_dynamics, read_dynamics
+from reasonlab.figures.dynamics import FORCED, TOTAL, draw_dynamics, panel_row, read_dynamics
+from reasonlab.figures.panel_grid import draw_panel_grid, family_names
+from reasonlab.figures.style import marker_size
 from reasonlab.keys import key
 from reasonlab.problems.tiny_world import FAMILY_NAMES
 from reasonlab.runs import RunRecord
@@ -175,6 +178,15 @@ def test_caption_of_a_run_that_has_no_control_is_the_paired_change() -> None:
     assert change_caption({0: ends[0]}).startswith("One evaluation so far")
 
 
+def test_caption_claims_no_certainty_where_no_question_changed() -> None:
+    wrong = {step: answers(step, 0.0, ("gcd",)) for step in (0, 10)}
+    assert change_caption(wrong) == (
+        "Iteration 0 to 10: no question changed; accuracy 0.0 % at both ends, on all 6 questions together."
+    )
+    other = [replace(wrong[10][0], verdict="correct"), *wrong[10][1:]]
+    assert "accuracy +8.3 points [95 %" in change_caption({0: wrong[0], 10: other})
+
+
 @pytest.mark.parametrize("families", [("gcd",), FAMILY_NAMES[:5]])
 @pytest.mark.parametrize("steps", [(0,), (0, 3)])
 def test_small_runs_are_drawn(tmp_path: Path, families: tuple[str, ...], steps: tuple[int, ...]) -> None:
@@ -186,7 +198,51 @@ def test_small_runs_are_drawn(tmp_path: Path, families: tuple[str, ...], steps: 
 def test_title_names_model_method_and_sample_sizes(tmp_path: Path) -> None:
     dynamics = read_dynamics(make_run(tmp_path / "run"))
     assert dynamics.title == "Training dynamics: tiny-1m, mirror descent, seed 0"
-    assert "72 questions (6 per family), 2 samples each, temperature 1" in dynamics.subtitle
+    assert dynamics.subtitle.endswith("72 questions (6 per family), 2 samples each, temperature 1, at most 160 tokens")
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"), [("dapo", "GRPO (dapo)"), ("dr_grpo", "GRPO (dr grpo)"), ("grpo", "GRPO")]
+)
+def test_title_and_subtitle_of_a_language_model_name_its_method_benchmarks_and_what_was_cut(
+    tmp_path: Path, variant: str, name: str
+) -> None:
+    sections = {"evaluate": {"suite": "gsm8k_test,svamp"}, "method": {"type": "grpo", "variant": variant}}
+    record = RunRecord.create(tmp_path / "run", to_toml(validate(sections, "test")), ["train"])
+    for step, cut in ((0, 6), (10, 1)):
+        rows = [replace(answer, finish="stop") for answer in answers(step, 0.5, ("gsm8k_test", "svamp"))]
+        rows[:cut] = [replace(answer, finish="length") for answer in rows[:cut]]
+        record.evaluation("gsm8k_test,svamp", step, [answer.row() for answer in rows])
+    record.finish("finished")
+    dynamics = read_dynamics(tmp_path / "run")
+    assert dynamics.title == f"Training dynamics: tiny-1m, {name}, seed 0"
+    assert "12 questions (6 per benchmark)" in dynamics.subtitle
+    assert dynamics.subtitle.endswith("at most 160 tokens (4 % of answers cut at iteration 10)")
+
+
+def test_every_evaluation_has_a_marker_and_many_have_small_ones() -> None:
+    assert marker_size(4.0, 24) == 4.0
+    assert marker_size(4.0, 96) == 1.0
+    rows = [panel_row("a", TOTAL, step, answers(step, 0.5, ("gcd",))) for step in range(96)]
+    axes = draw_panel_grid(rows, "title", "subtitle", "caption").axes[0]
+    (line,) = axes.lines
+    assert line.get_markevery() is None
+    assert line.get_markersize() == pytest.approx((2.2 + 1.3 * 1.5) / 4)
+
+
+def test_the_control_is_labelled_where_its_points_leave_room() -> None:
+    steps = (0, 3, 10, 60)
+    rows = [panel_row("a", TOTAL, step, answers(step, 0.5, ("gcd",))) for step in steps]
+    rows += [panel_row("a", FORCED, step, answers(step, 0.7, ("gcd",), forced=True)) for step in (0, 3, 60)]
+    (label,) = [text for text in draw_panel_grid(rows, "title", "subtitle", "caption").axes[0].texts if text.get_text()]
+    assert label.get_text() == "thinking forced"
+    assert label.xy[0] == 3  # a run that was stopped there
+
+
+def test_panels_come_in_the_order_of_the_families() -> None:
+    names = (*FAMILY_NAMES[::-1], "zebra", "aime")
+    rows = [panel_row("a", name, 0, answers(0, 0.5, (name,))) for name in names]
+    assert family_names(rows) == [*FAMILY_NAMES, "zebra", "aime"]
 
 
 def test_run_without_evaluations_says_what_to_do(tmp_path: Path) -> None:

@@ -34,7 +34,14 @@ from reasonlab.train.batch import Totals
 from reasonlab.train.exchange import Exchange
 from reasonlab.train.learner import Learner, Objective
 from reasonlab.train.loop import resume, start
-from reasonlab.train.memory import Workload, advice, check_room, planned_memory, trained_parameters
+from reasonlab.train.memory import (
+    Workload,
+    advice,
+    check_room,
+    largest_micro_batch,
+    planned_memory,
+    trained_parameters,
+)
 from reasonlab.train.recorded import RecordedResponses, demonstration, read_responses
 from reasonlab.train.solutions import worked_solution
 
@@ -530,6 +537,20 @@ def test_the_plan_counts_what_a_run_holds() -> None:
     assert plan.cache == 64 * 128 * (2 * 2 * 2 * 8) * 2  # rows, columns, numbers of a token, bf16
     assert planned_memory(on_a_gpu(learner={"recompute": True}), work()).activations < plan.activations
     assert planned_memory(on_a_gpu(method={"type": "grpo", "kl": 0.1}), work()).reference > 0 == plan.reference
+
+
+def test_the_plan_takes_no_more_tokens_than_an_iteration_has() -> None:
+    def tokens(**sections: Any) -> int:
+        few = {"prompts": 2, "samples": 3, "max_tokens": 20, **sections.pop("rollout", {})}
+        return largest_micro_batch(on_a_gpu(rollout=few, **sections), work())
+
+    assert tokens() == 2 * 3 * (40 + 20)
+    assert tokens(learner={"token_budget": 100}) == 100
+    assert tokens(learner={"token_budget": 10}) == 40 + 20
+    assert tokens(method={"type": "rest", "keep": "best"}) == 2 * (40 + 20)
+    assert tokens(rollout={"segment_tokens": 8}) == 3 * 2 * 3 * (40 + 20)  # three iterations may end together
+    reflecting = replace(work(), reflection=500)
+    assert largest_micro_batch(on_a_gpu(rollout={"prompts": 2, "samples": 1, "max_tokens": 20}), reflecting) == 2 * 500
 
 
 def test_a_run_that_cannot_fit_is_refused_with_the_changes_that_help_most(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -369,6 +370,44 @@ def test_dry_run_writes_nothing(study: str, tmp_path: Path, capsys: pytest.Captu
     assert main(command) == 0
     assert "rl" in capsys.readouterr().out
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("study", ["k15-dynamics", "long2short", "mel-vs-grpo", "rm-scaling", "prm-selection"])
+def test_dry_run_counts_the_seeds_asked_for(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", study, "--dry-run", "--seeds", "7"]) == 0
+    assert "7 seeds" in capsys.readouterr().out
+
+
+def test_a_scale_whose_device_is_missing_names_the_scale_that_runs_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    command = ["study", "k15-dynamics", "--out", str(tmp_path / "out")]
+    for chosen, advised in ((["--scale", "gpu"], "--scale cpu"), (["--device", "cuda"], "--device cpu")):
+        assert main([*command, *chosen]) == 2
+        assert f"no CUDA device is available. Use {advised}, or" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unfinished_study_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("reasonlab.studies.command.run_pieces", interrupted)
+    command = words("k15-dynamics", tmp_path)
+    assert main(command) == 130
+    printed = capsys.readouterr()
+    assert printed.out.endswith("saved. The same command continues the study.\n")
+    assert printed.err == ""
+    assert main(["figures", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "the study k15-dynamics" in error
+    assert f"unfinished: there is nothing to draw yet. Continue it with: reasonlab {shlex.join(command)}" in error
+    (tmp_path / "out/study.json").write_text('{"name": "k15-dynamics"}')  # as studies of an earlier version have it
+    assert main(["figures", str(tmp_path / "out")]) == 2
+    assert "Continue it with the command that began it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

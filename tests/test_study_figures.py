@@ -243,6 +243,43 @@ def test_ablations_leave_out_absent_arms_and_fall_back_to_mirror_descent(tmp_pat
     assert "Fig. 8" not in drawn
 
 
+@pytest.mark.parametrize(
+    ("model", "other", "sizes"),
+    [
+        ("tiny-1m", "tiny-4m", ("small", "large")),
+        ("tiny-1m", "tiny-0.3m", ("large", "small")),
+        ("Qwen2.5-Coder-1.5B-Instruct", "SmolLM2-135M", ("large", "small")),
+        ("mine", "yours", ("small", "large")),
+    ],
+)
+def test_the_larger_model_looks_the_same_in_both_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, other: str, sizes: tuple[str, str]
+) -> None:
+    keys: list[list[str]] = []
+
+    def kept(axes: object, title: str, key: list[tuple[str, str, dict[str, object]]], when: str = "") -> None:
+        assert [style["marker"] for *_, style in key] == ["o", "^"]
+        keys.append([name for name, *_ in key])
+
+    monkeypatch.setattr("reasonlab.figures.ablations._head", kept)
+    record = Record("k15-dynamics", {"model": model, "other_model": other})
+    draw_ablations(panels(("mirror-descent", "other-size")), record, tmp_path)
+    assert keys == [[model, other], list(sizes)]
+
+
+def test_accuracies_in_a_key_name_their_iteration_where_a_line_goes_on(tmp_path: Path) -> None:
+    data = kimi_k15()["curriculum"]
+    ends = [data[name][-1][0] for name in ("uniform", "curriculum")]
+    assert ends == [42, 44]
+    at = dict(data["curriculum"])[42]
+    record = Record("k15-dynamics")
+    draw_ablations(panels(("mirror-descent", "curriculum", "rest")), record, tmp_path)
+    drawn = words(tmp_path / "ablations.svg")
+    assert f"<!-- curriculum, {100 * at:.1f} % -->" in drawn
+    assert drawn.count("<!-- both at iteration 42 -->") == 1
+    assert drawn.count("both at iteration") == 1  # all other lines end together
+
+
 def test_study_without_the_main_arm_says_so(tmp_path: Path) -> None:
     rows = [row for row in panels() if row.arm != "mirror-descent"]
     with pytest.raises(UserError, match="no total of the arm mirror-descent"):
@@ -319,6 +356,14 @@ def test_labels_do_not_touch_each_other_nor_leave_their_room(spread: float) -> N
         assert box.overlap(room) == pytest.approx(area)
         assert all(box.overlap(other) == 0 for other in boxes[:number])
         assert box.holds(points) == 0
+
+
+def test_labels_side_by_side_keep_a_gap() -> None:
+    """In a strip that ends behind the second point, its label has to stand between both points."""
+    points = np.array([[100.0, 100.0], [140.0, 100.0]])
+    first, second = place_boxes(points, [(10.0, 11.0)] * 2, Box(0, 92, 146, 108), np.empty((0, 2)))
+    assert second.x1 < 140
+    assert second.x0 - first.x1 >= 12
 
 
 # --- published numbers ------------------------------------------------------------------------------------------

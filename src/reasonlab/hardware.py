@@ -9,8 +9,8 @@ import torch
 from reasonlab.errors import UserError
 
 
-def prepare(device: str) -> torch.device:
-    """Set torch up for many small operations and return the device.
+def prepare(device: str, on_cpu: str = "--device cpu") -> torch.device:
+    """Set torch up for many small operations and return the device; `on_cpu` is what to type where there is no CUDA.
 
     Parallel work is done by our own threads, each computing single-threaded: on a busy machine torch's own threads
     wait for each other inside every tiny operation. cuDNN attention plans each new shape on the host for 13 ms, and
@@ -19,7 +19,7 @@ def prepare(device: str) -> torch.device:
     torch.set_num_threads(1)
     if device == "cuda":
         if not torch.cuda.is_available():
-            raise UserError("no CUDA device is available", "Use --device cpu, or install a CUDA build of torch")
+            raise UserError("no CUDA device is available", f"Use {on_cpu}, or install a CUDA build of torch")
         torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(device)
 

@@ -76,6 +76,10 @@ def change_caption(free: dict[int, list[Answer]]) -> str:
         return ALONE
     first, last = (_score_by_problem(free[step]) for step in (before, after))
     changes = np.array([last[problem] - first[problem] for problem in first if problem in last])
+    if len(changes) and not changes.any():  # an interval of no width would look certain
+        score = 100 * np.mean([last[problem] for problem in first if problem in last])
+        unchanged = f"no question changed; accuracy {score:.1f} % at both ends"
+        return f"Iteration {before} to {after}: {unchanged}, on all {len(changes):,} questions together."
     gain = _points(mean_interval(changes), " points") if len(changes) else "not comparable"
     return f"Iteration {before} to {after}: accuracy {gain}, paired, on all {len(changes):,} questions together."
 

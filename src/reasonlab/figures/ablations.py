@@ -7,19 +7,21 @@ model size, where accuracy is drawn against length. A comparison whose arms were
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from reasonlab.figures.frame import WIDTH, Frame, longest_fit, text_width
-from reasonlab.figures.panel_grid import TOTAL, of_panel
+from reasonlab.figures.panel_grid import TOTAL, family_names, of_panel, what_panels_are
 from reasonlab.figures.published import KIMI_NOTE, kimi_k15
 from reasonlab.figures.record import Record
 from reasonlab.figures.study_dynamics import MIRROR_DESCENT, main_arm, subtitle
-from reasonlab.figures.style import BLUE, GREEN, GREY, PURPLE, VERMILION, bare, house_style, save
+from reasonlab.figures.style import BLUE, GREEN, GREY, PURPLE, VERMILION, bare, house_style, marker_size, save
 from reasonlab.figures.tables import (
     PanelRow,
 )
@@ -69,7 +71,8 @@ def draw_ablations(rows: Sequence[PanelRow], record: Record, out: Path) -> list[
         frame.heading(title, subtitle(main_arm(rows), record))
         seeds = "questions and seeds" if max(row.seeds for row in rows) > 1 else "questions"
         top = frame.height - _HEAD
-        frame.row_heading(top - 0.2, "Measured here", f"total over all families; bands and bars: 95 % over {seeds}")
+        _, panels = what_panels_are(family_names(rows))
+        frame.row_heading(top - 0.2, "Measured here", f"total over all {panels}; bands and bars: 95 % over {seeds}")
         upper = _columns(frame, len(comparisons), top - _TITLES - _OURS, top - _TITLES)
         frame.row_heading(_FOOT + _THEIRS + _TITLES - 0.2, "Published", KIMI_NOTE)
         lower = _columns(frame, len(comparisons), _FOOT, _FOOT + _THEIRS)
@@ -88,6 +91,7 @@ def _comparisons(rows: Iterable[PanelRow], record: Record) -> list[Comparison]:
     sizes = [
         str(record.protocol.get(name, word)) for name, word in (("model", "first size"), ("other_model", "other size"))
     ]
+    falling = _parameters(sizes[1]) < _parameters(sizes[0])
     candidates = [
         Comparison(
             "Mirror descent against ReST",
@@ -108,10 +112,16 @@ def _comparisons(rows: Iterable[PanelRow], record: Record) -> list[Comparison]:
             (Series(sizes[0], base, _BASE), Series(sizes[1], arms.get(OTHER_SIZE, []), _SIZE)),
             by_length=True,
             switch=None,
-            published=_published_sizes,
+            published=partial(_published_sizes, sizes=("large", "small") if falling else ("small", "large")),
         ),
     ]
     return [candidate for candidate in candidates if all(series.points for series in candidate.ours)]
+
+
+def _parameters(model: str) -> float:
+    """Millions, as its name says (tiny-0.3m, Qwen2.5-0.5B-Instruct); not a number where it does not."""
+    found = re.findall(r"(\d+(?:\.\d+)?)([mb])(?![a-z0-9])", model.lower())
+    return float(found[-1][0]) * {"m": 1, "b": 1000}[found[-1][1]] if found else math.nan
 
 
 def _columns(frame: Frame, count: int, bottom: float, top: float) -> list[SubplotSpec]:
@@ -145,10 +155,10 @@ def _ours(frame: Frame, cell: SubplotSpec, comparison: Comparison) -> None:
     axes.set_ylabel("accuracy (%)")
     _finish(axes)
     if comparison.by_length:
-        ends = [line.points[-1].accuracy for line in comparison.ours]
+        ends, when = [line.points[-1].accuracy for line in comparison.ours], ""
     else:
-        ends = _shared_ends([[(row.iteration, row.accuracy) for row in line.points] for line in comparison.ours])
-    _head(axes, comparison.title, _key([(line.label, line.style) for line in comparison.ours], ends))
+        ends, when = _shared_ends([[(row.iteration, row.accuracy) for row in line.points] for line in comparison.ours])
+    _head(axes, comparison.title, _key([(line.label, line.style) for line in comparison.ours], ends), when)
 
 
 def _against_iteration(axes: Axes, strip: Axes, series: Series) -> None:
@@ -205,20 +215,24 @@ def _published_lines(
     _finish(axes)
     axes.set_xlabel("RL iteration")
     axes.set_ylabel("accuracy (%)")
-    ends = _shared_ends([points for _, points, _ in lines])
-    _head(axes, title, _key([(label, style) for label, _, style in lines], ends))
+    ends, when = _shared_ends([points for _, points, _ in lines])
+    _head(axes, title, _key([(label, style) for label, _, style in lines], ends), when)
     return axes
 
 
-def _published_sizes(frame: Frame, cell: SubplotSpec) -> None:
-    """Four small panels, one a benchmark; all checkpoints with a linear fit, over the mean length of the total."""
+def _published_sizes(frame: Frame, cell: SubplotSpec, sizes: tuple[str, str]) -> None:
+    """Four small panels, one a benchmark; all checkpoints with a linear fit, over the mean length of the total.
+
+    The first of the sizes is drawn like our first model: the smaller one of both rows looks the same, and the larger.
+    """
     whole = frame.figure.add_subplot(cell)
     whole.set_axis_off()
-    _head(whole, "Fig. 8, four benchmarks", [("small", "", _BASE), ("large", "", _SIZE)])
+    styles = dict(zip(sizes, (_BASE, _SIZE), strict=True))
+    _head(whole, "Fig. 8, four benchmarks", [(size, "", style) for size, style in styles.items()])
     grid = cell.subgridspec(3, 2, height_ratios=[0.01, 1, 1], hspace=0.62, wspace=0.24)
     for number, (name, data) in enumerate(kimi_k15()["sizes"]["panels"].items()):
         axes = frame.figure.add_subplot(grid[1 + number // 2, number % 2])
-        for size, style in (("small", _BASE), ("large", _SIZE)):
+        for size, style in styles.items():
             x, y = np.array(data[size]).T
             points = {**style, "linestyle": "", "alpha": 0.75, "markeredgewidth": 0}
             axes.plot(x, 100 * y, **points, markersize=3.4, clip_on=False)
@@ -235,8 +249,7 @@ def _published_sizes(frame: Frame, cell: SubplotSpec) -> None:
 
 
 def _line(axes: Axes, x: Any, y: Any, style: dict[str, Any]) -> None:
-    every = max(1, len(x) // 20)  # markers must not hide the line
-    axes.plot(x, y, **style, linewidth=1.6, markersize=4, markevery=every, clip_on=False)
+    axes.plot(x, y, **style, linewidth=1.6, markersize=marker_size(4, len(x)), clip_on=False)
 
 
 def _finish(axes: Axes, bounds: tuple[float, float] = (0.0, 100.0), ticks: int = 4) -> None:
@@ -267,11 +280,16 @@ def _mark_switch(axes: Axes, iteration: int) -> None:
     )
 
 
-def _shared_ends(lines: Sequence[Sequence[Sequence[float]]]) -> list[float]:
-    """The accuracies at the last iteration that all lines have; nothing where they share none."""
+def _shared_ends(lines: Sequence[Sequence[Sequence[float]]]) -> tuple[list[float], str]:
+    """The accuracies at the last iteration that all lines have, and which that is if one goes on behind it; nothing
+    where they share none."""
     tables = [{point[0]: point[1] for point in line} for line in lines]
     shared = set.intersection(*(set(table) for table in tables))
-    return [table[max(shared)] for table in tables] if shared else []
+    if not shared:
+        return [], ""
+    last = max(shared)
+    goes_on = any(max(table) > last for table in tables)
+    return [table[last] for table in tables], f"both at iteration {last:.0f}" if goes_on else ""
 
 
 def _key(lines: Sequence[tuple[str, dict[str, Any]]], ends: Sequence[float]) -> list[tuple[str, str, dict[str, Any]]]:
@@ -279,10 +297,11 @@ def _key(lines: Sequence[tuple[str, dict[str, Any]]], ends: Sequence[float]) -> 
     return [(name, note, style) for (name, style), note in zip(lines, notes, strict=True)]
 
 
-def _head(axes: Axes, title: str, key: Sequence[tuple[str, str, dict[str, Any]]]) -> None:
+def _head(axes: Axes, title: str, key: Sequence[tuple[str, str, dict[str, Any]]], when: str = "") -> None:
     """The title, and below it the key of the lines with where they end: never in the way of a curve.
 
     An entry is a name, what to add to it where there is room, and a style; names too long for the panel are cut short.
+    `when` stands at the right of the title and says of which iteration the numbers are.
     """
     from matplotlib.lines import Line2D
     from matplotlib.transforms import ScaledTranslation
@@ -305,6 +324,7 @@ def _head(axes: Axes, title: str, key: Sequence[tuple[str, str, dict[str, Any]]]
     )
     above: dict[str, Any] = {"xycoords": "axes fraction", "xytext": (0, 25), "textcoords": "offset points"}
     axes.annotate(title, (0, 1), **above, fontsize=10, fontweight="bold")
+    axes.annotate(when, (1, 1), **above, fontsize=8.5, color=GREY, ha="right")
 
 
 def _fitting(key: Sequence[tuple[str, str, dict[str, Any]]], room: float, size: float = 8.5) -> list[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reasonlab.figures.frame import MARGIN, WIDTH, Frame
-from reasonlab.figures.panel_grid import FORCED, TOTAL, family_names, of_panel, panel_title
+from reasonlab.figures.panel_grid import FORCED, TOTAL, family_names, of_panel, panel_title, what_panels_are
 from reasonlab.figures.published import KIMI, kimi_k15
 from reasonlab.figures.record import Record
 from reasonlab.figures.study_dynamics import MIRROR_DESCENT, main_arm, published_rows, subtitle
@@ -242,7 +242,8 @@ def _caption(slopes: Sequence[SlopeRow]) -> str:
         return "Length and training time change together: what each of them does cannot be told apart here."
     own = [row for row in slopes if row.against == "own" and row.panel != TOTAL and math.isfinite(row.slope_low)]
     rising = sum(row.slope_low > 0 for row in own)
-    ours = f"The slope's interval is above zero in {rising} of {len(own)} families. " if own else ""
+    _, panels = what_panels_are(row.panel for row in own)
+    ours = f"The slope's interval is above zero in {rising} of {len(own)} {panels}. " if own else ""
     return (
         f"{ours}Length and training time change together, so a slope is a correlation, not what a token buys. "
         "The source draws all its panels over the mean length of the total; "

@@ -6,7 +6,7 @@ thinking forced, and the caption divides the gain by it: what the control does n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from reasonlab.problems.tiny_world import FAMILY_NAMES
 from reasonlab.runs import RunReader
 
 _ORDER = {name: place for place, name in enumerate(FAMILY_NAMES)}
+_METHODS = {"sft": "SFT", "dpo": "DPO", "rest": "ReST"}
+_MANY_CUT = 0.05  # a share of the answers that a reader should know of
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ def read_dynamics(run: Path) -> Dynamics:
     split = split_gain(free, forced)
     below = caption(split, len(free)) if config.evaluate.suite == SUITE else change_caption(free)
     samples = not isinstance(config.method, SftConfig | DpoConfig)  # these learn from what is given
-    words = _title(config), _subtitle(config, points), below
+    cut = {step: summarise(answers).truncated for step, answers in free.items()}
+    words = _title(config), _subtitle(config, points, cut), below
     return Dynamics(tuple(points), split, *words, "RL iteration" if samples else "iteration")
 
 
@@ -121,14 +124,23 @@ def _method(config: Config) -> str:
 
 
 def _title(config: Config) -> str:
-    method = _method(config).replace("_", " ")
-    return f"Training dynamics: {model_name(config.model.path)}, {method}, seed {config.seed}"
+    return f"Training dynamics: {model_name(config.model.path)}, {_method_in_words(config)}, seed {config.seed}"
 
 
-def _subtitle(config: Config, points: Sequence[PanelRow]) -> str:
-    total = points[0]
+def _method_in_words(config: Config) -> str:
+    if isinstance(config.method, GrpoConfig):
+        variant = config.method.variant
+        return "GRPO" if variant == "grpo" else f"GRPO ({variant.replace('_', ' ')})"
+    return _METHODS.get(config.method.type, config.method.type.replace("_", " "))
+
+
+def _subtitle(config: Config, points: Sequence[PanelRow], cut: Mapping[int, float]) -> str:
+    """`cut` is the share of the answers that reached the limit of tokens, at each evaluation."""
+    total, last = points[0], max(cut)
+    many = f" ({100 * cut[last]:.0f} % of answers cut at iteration {last})" if max(cut.values()) > _MANY_CUT else ""
     asked = f"Held-out {config.evaluate.split} problems" if config.evaluate.suite == SUITE else "Held-out problems"
     return (
         f"{asked}: {questions_asked(points)}, "
-        f"{counted(total.samples, 'sample')} each, temperature {config.evaluate.temperature:g}"
+        f"{counted(total.samples, 'sample')} each, temperature {config.evaluate.temperature:g}, "
+        f"at most {config.rollout.max_tokens:,} tokens{many}"
     )

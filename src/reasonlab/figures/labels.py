@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 _ANGLES = np.radians(np.arange(0, 360, 22.5))
 _DISTANCES = (5.0, 9.0, 14.0, 20.0, 28.0, 38.0, 50.0, 64.0)  # points from a marker's edge to its label
 _LEADER = 10.0  # a label farther away than this has a line to its point
+_GAP = 12.0  # side by side, two labels closer than this read as one
 _SWEEPS = 6
 
 
@@ -64,8 +65,8 @@ def place_boxes(
     """A box of the given size (width, height) for each point, all in points of the axes.
 
     Each box in turn takes the cheapest of its candidates while the others stay, until none moves. Lying over another
-    box, a marker or outside `room` costs most, then a leader that crosses a marker or a box, then lying over `drawn`
-    (points along lines), then the distance.
+    box, a marker or outside `room` costs most, then a leader that crosses a marker or a box, then standing close beside
+    another box, then lying over `drawn` (points along lines), then the distance.
     """
     markers = [Box(x - marker, y - marker, x + marker, y + marker) for x, y in points]
     candidates = [_candidates(x, y, size, marker) for (x, y), size in zip(points, sizes, strict=True)]
@@ -113,7 +114,8 @@ def _fixed_cost(
 
 def _mutual_cost(box: Box, point: Floats, other: Box, other_point: Floats) -> float:
     crossed = _crosses(box, point, other) + _crosses(other, other_point, box)
-    return (500 + 100 * box.overlap(other)) * (box.overlap(other) > 0) + 300 * crossed
+    near = box.overlap(Box(other.x0 - _GAP, other.y0, other.x1 + _GAP, other.y1)) > 0
+    return (500 + 100 * box.overlap(other)) * (box.overlap(other) > 0) + 300 * crossed + 100 * near
 
 
 def _crosses(box: Box, point: Floats, other: Box) -> bool:

@@ -12,8 +12,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from reasonlab.figures.frame import WIDTH, Frame, counted, longest_fit, text_width
-from reasonlab.figures.style import BLUE, GREY, INK, VERMILION, bare
+from reasonlab.figures.style import BLUE, GREY, INK, VERMILION, bare, marker_size
 from reasonlab.figures.tables import PanelRow
+from reasonlab.problems.tiny_world import FAMILY_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +24,7 @@ TOTAL, FORCED = "total", "total, thinking forced"
 ACCURACY_LABEL = "accuracy, with 95 % interval over questions"
 TOKENS_LABEL = "mean response tokens, with 5–95 % range of answers"
 
+_PLACE = {name: place for place, name in enumerate(FAMILY_NAMES)}
 _ROW = 1.66  # inches
 _HEAD, _FOOT, _SIDE = 1.06, 1.42, 0.72
 _ACCURACY: dict[str, Any] = {"color": BLUE, "marker": "o", "linestyle": "-"}
@@ -37,14 +39,22 @@ def of_panel(rows: Iterable[PanelRow], panel: str) -> list[PanelRow]:
 
 
 def family_names(rows: Iterable[PanelRow]) -> list[str]:
-    return [name for name in dict.fromkeys(row.panel for row in rows) if name not in (TOTAL, FORCED)]
+    """The panels beside the total: families in the order of the tiny world, then benchmarks as the table has them."""
+    names = [name for name in dict.fromkeys(row.panel for row in rows) if name not in (TOTAL, FORCED)]
+    return sorted(names, key=lambda name: _PLACE.get(name, len(_PLACE)))
+
+
+def what_panels_are(names: Iterable[str]) -> tuple[str, str]:
+    """Family or benchmark, and the plural."""
+    return ("family", "families") if _PLACE.keys() >= set(names) else ("benchmark", "benchmarks")
 
 
 def questions_asked(rows: Sequence[PanelRow]) -> str:
     """480 questions (40 per family)"""
     total = of_panel(rows, TOTAL)[0].questions
     by_family = {row.questions for row in rows if row.panel not in (TOTAL, FORCED)}
-    families = f" ({min(by_family):,} per family)" if len(by_family) == 1 and by_family != {total} else ""
+    one, _ = what_panels_are(family_names(rows))
+    families = f" ({min(by_family):,} per {one})" if len(by_family) == 1 and by_family != {total} else ""
     return f"{counted(total, 'question')}{families}"
 
 
@@ -143,16 +153,8 @@ def _curve(
 ) -> None:
     """A line through the estimates with its band; a single point has an error bar, because a band has no width."""
     estimate, low, high = zip(*values, strict=True)
-    many = len(x) <= 24  # beyond that markers would hide the line: then only some are drawn
-    axes.plot(
-        x,
-        estimate,
-        **line,
-        linewidth=1.2 + 0.4 * size,
-        markersize=2.2 + 1.3 * size,
-        markevery=1 if many else len(x) // 12,
-        clip_on=False,
-    )
+    markers = marker_size(2.2 + 1.3 * size, len(x))
+    axes.plot(x, estimate, **line, linewidth=1.2 + 0.4 * size, markersize=markers, clip_on=False)
     if len(x) > 1:
         axes.fill_between(x, low, high, **band)
     else:
@@ -172,10 +174,14 @@ def _control(axes: Axes, points: Sequence[PanelRow]) -> None:
         [100 * (p.accuracy_high - p.accuracy) for p in points],
     ]
     axes.errorbar(x, y, yerr=errors, **_FORCED, linewidth=1.3, markersize=6.5, elinewidth=1.0, capsize=3, clip_on=False)
+    # A run that was stopped and continued has the control there too: the label goes where there is most room. Above the
+    # line the curve of accuracy seldom comes, but a line that rises steeply would cross the label itself.
+    at = max(range(len(x) - 1), key=lambda place: x[place + 1] - x[place], default=0)
+    above = y[at] <= 92 and max(y[at : at + 2]) - y[at] <= 10
     axes.annotate(
         "thinking forced",
-        (x[0], y[0]),
-        xytext=(12, 6 if y[-1] <= y[0] else -12),
+        (x[at], y[at]),
+        xytext=(12, 6 if above else -12),
         textcoords="offset points",
         fontsize=9,
         color=INK,

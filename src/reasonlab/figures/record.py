@@ -13,7 +13,7 @@ from reasonlab.evaluate.control import Split
 from reasonlab.evaluate.statistics import Interval
 from reasonlab.figures.tables import REMEDY
 
-VERDICTS = "verdicts.json"
+BEGUN, VERDICTS = "study.json", "verdicts.json"  # what a study writes when it begins, and when it has finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +59,14 @@ def _gain_split(split: Mapping[str, Any]) -> Split:
     """{"before": 0, "after": 40, "gain": [estimate, low, high], "style": […], "skill": […]}"""
     gain, style, skill = (Interval(*map(float, split[name])) for name in ("gain", "style", "skill"))
     return Split(int(split["before"]), int(split["after"]), gain, style, skill)
+
+
+def unfinished(directory: Path) -> UserError | None:
+    """What to say of a study that has begun and not finished; None where none has begun."""
+    if not (directory / BEGUN).exists():
+        return None
+    content = json.loads((directory / BEGUN).read_bytes())
+    how = f"with: {content['command']}" if "command" in content else "with the command that began it"
+    return UserError(
+        f"the study {content['name']} in {directory} is unfinished: there is nothing to draw yet", f"Continue it {how}"
+    )

@@ -13,7 +13,7 @@ from reasonlab.figures.long2short import draw_long2short
 from reasonlab.figures.mel_reflection import draw_mel_reflection
 from reasonlab.figures.mel_validation import draw_mel_validation
 from reasonlab.figures.prm_selection import draw_prm_selection
-from reasonlab.figures.record import VERDICTS, Record, read_record
+from reasonlab.figures.record import VERDICTS, Record, read_record, unfinished
 from reasonlab.figures.rm_scaling import draw_rm_scaling
 from reasonlab.figures.study_dynamics import draw_published_dynamics, draw_study_dynamics
 from reasonlab.figures.tables import (
@@ -54,6 +54,8 @@ def redraw(directory: Path, out: Path) -> list[Path]:
     if (directory / "run.json").exists():
         files = draw_dynamics(directory, out)
         return [files.png, files.svg, files.csv]
+    if error := unfinished(directory):
+        raise error
     raise UserError(f"{directory} is neither a study nor a run", f"Name a directory that holds {VERDICTS} or run.json")
 
 

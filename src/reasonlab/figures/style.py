@@ -75,6 +75,11 @@ def bare(axes: Axes) -> None:
     axes.tick_params(axis="x", length=3, width=0.8)
 
 
+def marker_size(usual: float, points: int, most: int = 24) -> float:
+    """Every point that was measured has a marker. Beyond so many they shrink, because they would hide the line."""
+    return usual * min(1.0, most / points)
+
+
 def save(figure: Figure, stem: Path, title: str) -> tuple[Path, Path]:
     """Write `stem`.png and `stem`.svg; the same figure gives the same bytes, because no date goes in."""
     png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")

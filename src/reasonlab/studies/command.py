@@ -13,6 +13,7 @@ from typing import Any
 
 from reasonlab.config import Config, validate
 from reasonlab.errors import UserError
+from reasonlab.figures.record import BEGUN, VERDICTS
 from reasonlab.hardware import prepare
 from reasonlab.runs.files import write_aside
 from reasonlab.studies import k15_dynamics, long2short, mel_vs_grpo, prm_selection, rm_scaling
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"the study {arguments.study} has no arm {unknown[0]!r}", f"It has {', '.join(study.arms)}")
     if missing := [arm for arm in study.needed if arm not in recipe.arms]:
         raise UserError(f"the study {arguments.study} needs the arm {missing[0]}", "Add it to the recipe or to --arms")
-    seeds = tuple(range(arguments.seed, arguments.seed + (arguments.seeds or recipe.settings.seeds)))
+    seeds = tuple(range(arguments.seed, arguments.seed + recipe.settings.seeds))
     scale = recipe.scale.removeprefix(f"{arguments.study}-")  # a recipe of one's own may name the study already
     out = arguments.out or Path("runs") / f"{arguments.study}-{scale}"
     command = ["study", *arguments.words]
@@ -61,26 +62,33 @@ def run(arguments: argparse.Namespace) -> int:
             "Look at what it needs with --dry-run, and run --scale cpu or gpu here",
         )
     pieces = study.pieces(plan)
-    prepare(plan.device)  # a missing device is found before anything is written
+    chosen = arguments.device or arguments.recipe
+    prepare(plan.device, "--device cpu" if chosen else "--scale cpu")  # a missing device is found before any writing
     keep_recipe(plan)
     try:
         run_pieces(pieces, arguments.jobs)
     except KeyboardInterrupt:
         print("\nsaved. The same command continues the study.")
-        raise
+        return 130
     found = study.found(plan)
-    content = record(arguments.study, recipe.scale, seeds, shlex.join(["reasonlab", *command]), plan.device, found)
-    write_aside(out / "verdicts.json", (json.dumps(content, indent=1) + "\n").encode())
+    content = record(arguments.study, recipe.scale, seeds, shown(command), plan.device, found)
+    write_aside(out / VERDICTS, (json.dumps(content, indent=1) + "\n").encode())
     from reasonlab.figures.redraw import redraw
 
     files = redraw(out, out)
     print(table(content))
-    print(f"\n{out / 'verdicts.json'}, tables and figures ({', '.join(f.name for f in files if f.suffix == '.png')})")
+    print(f"\n{out / VERDICTS}, tables and figures ({', '.join(f.name for f in files if f.suffix == '.png')})")
     return 0
 
 
+def shown(command: Sequence[str]) -> str:
+    """The command as it is typed."""
+    return shlex.join(["reasonlab", *command])
+
+
 def _adjusted(recipe: StudyRecipe, arguments: argparse.Namespace) -> StudyRecipe:
-    """With the machine's settings from the command line laid over every arm, and only the arms asked for."""
+    """With the machine's settings from the command line laid over every arm, and only the arms and as many seeds as
+    were asked for."""
     changes = {name: value for name in ("device", "threads") if (value := getattr(arguments, name)) is not None}
     changes |= {"data": arguments.data} if arguments.data else {}
     shared, count = Counter(config.model.path for config in recipe.arms.values()).most_common(1)[0]
@@ -99,13 +107,14 @@ def _adjusted(recipe: StudyRecipe, arguments: argparse.Namespace) -> StudyRecipe
         if unknown := [arm for arm in wanted if arm not in arms]:
             raise UserError(f"there is no arm {unknown[0]!r}", f"Choose from {', '.join(arms)}")
         arms = {arm: arms[arm] for arm in wanted}
-    return StudyRecipe(recipe.scale, arms, recipe.settings, recipe.about)
+    settings = recipe.settings.model_copy(update={"seeds": arguments.seeds or recipe.settings.seeds})
+    return StudyRecipe(recipe.scale, arms, settings, recipe.about)
 
 
 def keep_recipe(plan: Plan) -> None:
     """Samples and answers do not say what they were made with, so study.json does: another recipe is refused where a
-    study was begun. Seeds and arms may be added."""
-    path = plan.out / "study.json"
+    study was begun. Seeds and arms may be added. Its command is for whoever finds the study unfinished."""
+    path = plan.out / BEGUN
     now: dict[str, Any] = {
         "name": plan.study,
         "study": plan.recipe.settings.model_dump(mode="json", exclude={"seeds"}),
@@ -114,8 +123,9 @@ def keep_recipe(plan: Plan) -> None:
         },
     }
     before = json.loads(path.read_bytes()) if path.exists() else now
+    before.pop("command", None)
     shared = {arm: config for arm, config in before["arms"].items() if arm in now["arms"]}
     if difference := first_difference({**before, "arms": shared}, now):
         raise UserError(f"the study in {plan.out} was begun with {difference}", "Choose another --out")
-    content = {**now, "arms": {**before["arms"], **now["arms"]}}
+    content = {**now, "arms": {**before["arms"], **now["arms"]}, "command": shown(plan.command)}
     write_aside(path, (json.dumps(content, indent=1) + "\n").encode())

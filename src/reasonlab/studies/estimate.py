@@ -11,14 +11,14 @@ from textwrap import fill
 
 import numpy as np
 
-from reasonlab.config import Config, DpoConfig, RestConfig, SftConfig
+from reasonlab.config import Config
 from reasonlab.methods import build_method
 from reasonlab.model.ladder import model_name
 from reasonlab.studies import long2short, mel_vs_grpo, prm_selection
 from reasonlab.studies.footprint import GIB, Memory, Numbers, forward_flops
 from reasonlab.studies.machines import Cluster, Setting, ThisMachine, read_about, reflects
 from reasonlab.studies.recipe import StudyRecipe
-from reasonlab.train.memory import generates
+from reasonlab.train.memory import examples_learned, generates
 
 WIDTH = 118
 
@@ -103,13 +103,7 @@ def _trained(arm: str, config: Config, setting: Setting) -> ArmEstimate:
     shape, rollout = setting.shape(config), config.rollout
     means = np.minimum(setting.lengths(arm, np.arange(config.iterations, dtype=float)), rollout.max_tokens)
     sampled = rollout.prompts * rollout.samples if generates(config) else 0
-    match config.method:
-        case SftConfig() | RestConfig(keep="best"):
-            examples = rollout.prompts
-        case DpoConfig():
-            examples = 2 * rollout.prompts
-        case _:
-            examples = rollout.prompts * rollout.samples
+    examples = examples_learned(config)
     # Linear work meets a prompt once for all examples of a group; attention meets it in every example.
     tokens = examples * means.sum() + rollout.prompts * setting.prompt * config.iterations
     squares = examples * (setting.prompt**2 + 2 * setting.prompt * means + means**2 * (1 + setting.spread**2)).sum()

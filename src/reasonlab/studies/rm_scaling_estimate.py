@@ -64,7 +64,8 @@ def judge_estimate(arm: str, config: Config, recipe: StudyRecipe, setting: Setti
     settings, lists = recipe.settings, recipe.settings.sampled_problems
     whole_list = round(setting.prompt) + LIST_SIZE * config.rollout.max_tokens
     learner = config.learner.model_copy(update={"token_budget": max(config.learner.token_budget, whole_list)})
-    config = config.model_copy(update={"learner": learner})
+    rollout = config.rollout.model_copy(update={"prompts": settings.list_batch, "samples": LIST_SIZE})
+    config = config.model_copy(update={"learner": learner, "rollout": rollout})  # a step learns from a batch of lists
     shape = setting.shape(config)
     memory = replace(setting.memory(config), engine=0.0, cache=0.0, reference=0.0)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from reasonlab.config import Config, DpoConfig, SftConfig
+from reasonlab.config import Config, DpoConfig, RestConfig, SftConfig
 from reasonlab.errors import UserError
 from reasonlab.methods import build_method
 from reasonlab.model.config import ModelConfig
@@ -43,7 +43,7 @@ def planned_memory(config: Config, work: Workload) -> Memory:
     activations = activation_bytes(shape, largest_micro_batch(config, work), low, config.learner.recompute)
     return Memory(
         weights=FP32 * parameters,
-        gradients=(FP32 + (BF16 if low else FP32)) * trained,  # the sum, and those of the newest micro-batch
+        gradients=_gradients(trained, low),
         moments=2 * FP32 * trained,
         activations=workers * activations,
         working=BF16 * parameters if low else 0,  # the copy that computes, in the learner as in the engine
@@ -52,6 +52,15 @@ def planned_memory(config: Config, work: Workload) -> Memory:
         cache=workers * cache_slots(config, work) * cache_bytes(shape, BF16 if low else FP32),
         shared=True,
     )
+
+
+def _gradients(trained: int, low: bool) -> int:
+    """The sum, and the gradients of the newest micro-batch in the dtype that computes.
+
+    This is the most there can be: a captured update adds the gradients of matrices to the sum as they are computed
+    (`model/accumulate.py`) and holds at most one of them. But whether an update is captured is known only on its GPU.
+    """
+    return (FP32 + (BF16 if low else FP32)) * trained
 
 
 def trained_parameters(config: Config, shape: ModelConfig) -> int:
@@ -81,10 +90,26 @@ def cache_slots(config: Config, work: Workload) -> int:
 
 
 def largest_micro_batch(config: Config, work: Workload) -> int:
-    """Tokens: the budget, or one response (DPO: a pair; MEL: an example) of full length."""
+    """Tokens: the budget, or all examples of an iteration at full length if these are fewer; at least one response
+    (DPO: a pair; MEL: an example)."""
     together = 2 if isinstance(config.method, DpoConfig) else 1
     example = work.example or work.prompt + config.rollout.max_tokens
-    return max(config.learner.token_budget, together * example, work.reflection)
+    segments = math.ceil(config.rollout.max_tokens / (config.rollout.segment_tokens or config.rollout.max_tokens))
+    examples = segments * examples_learned(config)  # groups begun in several iterations may end in one
+    reflections = config.rollout.prompts * config.mel.pairs
+    most = max(examples * example, reflections * work.reflection)
+    return max(min(config.learner.token_budget, most), together * example, work.reflection)
+
+
+def examples_learned(config: Config) -> int:
+    """How many examples an iteration learns from, where no group is left out."""
+    match config.method:
+        case SftConfig() | RestConfig(keep="best"):
+            return config.rollout.prompts
+        case DpoConfig():
+            return 2 * config.rollout.prompts
+        case _:
+            return config.rollout.prompts * config.rollout.samples
 
 
 def generates(config: Config) -> bool:
@@ -148,7 +173,7 @@ def _changes(config: Config, work: Workload) -> Iterator[tuple[str, tuple[Config
     """What can be changed, and what would then be planned for: half of what there is, or none of it."""
     halves: dict[str, int] = {
         "rollout.rows": config.rollout.rows // 2,
-        "learner.token_budget": config.learner.token_budget // 2,
+        "learner.token_budget": min(config.learner.token_budget, largest_micro_batch(config, work)) // 2,
         "rollout.max_tokens": config.rollout.max_tokens // 2,
     }
     for name, value in halves.items():
