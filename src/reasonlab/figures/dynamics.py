@@ -16,13 +16,13 @@ from reasonlab.config import Config, DpoConfig, GrpoConfig, SftConfig, load_reci
 from reasonlab.errors import UserError
 from reasonlab.evaluate.control import FORCED_SUITE, SUITE, Split, caption, change_caption, recorded_answers, split_gain
 from reasonlab.evaluate.evaluator import Answer, summarise
-from reasonlab.figures.frame import counted
 from reasonlab.figures.panel_grid import FORCED, TOTAL, draw_panel_grid, family_names, questions_asked
 from reasonlab.figures.style import house_style, save
 from reasonlab.figures.tables import PanelRow, write_table
 from reasonlab.model.ladder import model_name
 from reasonlab.problems.tiny_world import FAMILY_NAMES
 from reasonlab.runs import RunReader
+from reasonlab.wording import counted
 
 _ORDER = {name: place for place, name in enumerate(FAMILY_NAMES)}
 _METHODS = {"sft": "SFT", "dpo": "DPO", "rest": "ReST"}

@@ -70,8 +70,3 @@ def text_width(text: str, size: float, weight: str = "normal") -> float:
 def longest_fit(variants: Sequence[str], width: float, size: float) -> str:
     """The first of the variants, longest first, that fits into so many inches; nothing where none does."""
     return next((text for text in variants if text_width(text, size) <= width), "")
-
-
-def counted(number: int, noun: str) -> str:
-    """1 seed, 3 seeds, 1,024 questions."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"

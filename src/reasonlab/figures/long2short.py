@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reasonlab.figures.frame import WIDTH, Frame, counted
+from reasonlab.figures.frame import WIDTH, Frame
 from reasonlab.figures.labels import Label, write_labels
 from reasonlab.figures.panel_grid import panel_title
 from reasonlab.figures.published import KIMI_NOTE, kimi_k15
@@ -23,6 +23,7 @@ from reasonlab.figures.style import BLUE, GREEN, GREY, INK, PURPLE, VERMILION, b
 from reasonlab.figures.tables import (
     ArmRow,
 )
+from reasonlab.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

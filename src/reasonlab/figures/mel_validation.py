@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reasonlab.errors import UserError
-from reasonlab.figures.frame import MARGIN, NO_BREAK_SPACE, WIDTH, Frame, counted, text_width
+from reasonlab.figures.frame import MARGIN, NO_BREAK_SPACE, WIDTH, Frame, text_width
 from reasonlab.figures.panel_grid import (
     FORCED,
     TOTAL,
@@ -35,6 +35,7 @@ from reasonlab.figures.tables import (
     PanelRow,
     ScoreRow,
 )
+from reasonlab.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from reasonlab.figures.frame import WIDTH, Frame, counted, longest_fit, text_width
+from reasonlab.figures.frame import WIDTH, Frame, longest_fit, text_width
 from reasonlab.figures.style import BLUE, GREY, INK, VERMILION, bare, marker_size
 from reasonlab.figures.tables import PanelRow
 from reasonlab.problems.tiny_world import FAMILY_NAMES
+from reasonlab.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

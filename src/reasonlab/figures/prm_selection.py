@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reasonlab.figures.frame import WIDTH, Frame, counted
+from reasonlab.figures.frame import WIDTH, Frame
 from reasonlab.figures.labels import Label, write_labels
 from reasonlab.figures.panel_grid import panel_title
 from reasonlab.figures.published import REASONFLUX, reasonflux
@@ -22,6 +22,7 @@ from reasonlab.figures.tables import (
     JudgeRewardRow,
     SelectionRow,
 )
+from reasonlab.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonlab.errors import UserError
-from reasonlab.figures.frame import NO_BREAK_SPACE, WIDTH, Frame, counted
+from reasonlab.figures.frame import NO_BREAK_SPACE, WIDTH, Frame
 from reasonlab.figures.panel_grid import panel_title, percent_scale
 from reasonlab.figures.published import ACEMATH, acemath
 from reasonlab.figures.record import Record
@@ -25,6 +25,7 @@ from reasonlab.figures.tables import (
     ProgressRow,
     ReferenceRow,
 )
+from reasonlab.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from reasonlab.errors import UserError
 from reasonlab.evaluate.control import caption
-from reasonlab.figures.frame import counted
 from reasonlab.figures.panel_grid import TOTAL, draw_panel_grid, of_panel, questions_asked
 from reasonlab.figures.published import KIMI, kimi_k15
 from reasonlab.figures.record import Record
@@ -16,6 +15,7 @@ from reasonlab.figures.style import house_style, save
 from reasonlab.figures.tables import (
     PanelRow,
 )
+from reasonlab.wording import counted
 
 MIRROR_DESCENT = "mirror-descent"
 
