@@ -103,3 +103,21 @@ def test_packaged_recipe_keeps_training_and_evaluation_apart() -> None:
     assert recipe.seed == 1
     assert recipe.evaluate.split == "test"
     assert recipe.evaluate.forced_style
+
+
+@pytest.mark.usefixtures("small")
+def test_a_demo_that_was_killed_before_its_summary_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(demo, "draw_dynamics", killed)
+        with pytest.raises(KeyboardInterrupt):
+            demo.run_demo(tmp_path / "demo", seed=0, minutes=4.0, threads=1)
+    assert RunReader(tmp_path / "demo").run["status"] == "finished"
+    assert demo.resume_demo(tmp_path / "demo", minutes=4.0) == 0
+    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert summary["iterations"] > 0
+    assert (tmp_path / "demo" / "dynamics.png").exists()
+    with pytest.raises(UserError, match="already ended"):
+        demo.resume_demo(tmp_path / "demo", minutes=4.0)

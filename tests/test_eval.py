@@ -122,9 +122,10 @@ def test_a_continued_evaluation_asks_only_for_what_is_missing(
         # What failed is asked again too, in vain.
         assert len(server.attempts) == 6 - len(kept - {"q5"})
         server.rule = lambda *_: completion("\\boxed{10}")
-        again = evaluate(capsys, *words[:-1])
-        assert "never came" not in again
-        assert "5 of 6 answers were there already" in again
+        assert main(["eval", *words[:-1]]) == 0
+        again = capsys.readouterr()
+        assert "never came" not in again.out
+        assert "5 of 6 answers were there already" in again.err, "beside the scores, not among them"
         assert [row["verdict"] for row in rows_of(out)] == [*["correct"] * 3, "wrong", "correct", "correct"]
         for change, named in (
             (["--k", "3"], "k is 1 there and 3 now"),

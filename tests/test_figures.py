@@ -217,7 +217,7 @@ def test_title_and_subtitle_of_a_language_model_name_its_method_benchmarks_and_w
     dynamics = read_dynamics(tmp_path / "run")
     assert dynamics.title == f"Training dynamics: tiny-1m, {name}, seed 0"
     assert "12 questions (6 per benchmark)" in dynamics.subtitle
-    assert dynamics.subtitle.endswith("at most 160 tokens (4 % of answers cut at iteration 10)")
+    assert dynamics.subtitle.endswith("at most 160 tokens (answers cut: 25 % at iteration 0, 4 % at iteration 10)")
 
 
 def test_every_evaluation_has_a_marker_and_many_have_small_ones() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reasonlab import __version__
 from reasonlab.errors import UserError
-from reasonlab.options import Parser, without_overrides
+from reasonlab.options import Parser, check_resumed, without_overrides
 
 COMMANDS = {
     "demo": "watch a tiny model learn to think by RL, in minutes on a laptop; figure and summary at the end",
@@ -165,11 +165,8 @@ def _train(words: list[str]) -> int:
     if arguments.minutes is not None:
         _check_minutes(arguments.minutes)
     if arguments.resume is not None:
-        if arguments.recipe is not None:
-            remedy = f"Leave out {arguments.recipe} to continue the run, or --resume to start another"
-            raise UserError("train takes a recipe or --resume RUN, not both", remedy)
-        if overrides or arguments.out or arguments.dry_run:
-            raise UserError("--resume takes no other options", _RESUMED)
+        others = bool(overrides or arguments.out or arguments.dry_run)
+        check_resumed("train", arguments.recipe, others, _RESUMED)
         from reasonlab.train.command import resume_run
 
         return resume_run(arguments.resume, arguments.minutes)

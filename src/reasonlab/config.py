@@ -320,7 +320,7 @@ def override_pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         name, equals, value = word[2:].partition("=")
         if not equals:
             following = next(rest, None)
-            if following is None:
+            if following is None or following.startswith("--"):
                 raise UserError(f"--{name} needs a value", f"For instance --{name} VALUE")
             value = following
         yield name, value

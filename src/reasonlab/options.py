@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from reasonlab.errors import UserError
+
+
+class _WrongError(Exception):
+    """What argparse finds wrong."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -15,17 +20,27 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Nothing stays unknown: a part of a command, which knows its own options, tells rather than the whole."""
-        found, unknown = super().parse_known_args(args, namespace)
+        try:
+            found, unknown = super().parse_known_args(args, namespace)
+        except _WrongError as error:  # a required option is perhaps only misspelt
+            for word in args or ():
+                if word.startswith("--") and self._near(word):
+                    raise UserError(f"unexpected argument {word!r}", self._remedy(word)) from None
+            raise UserError(str(error), self._remedy()) from None
         if unknown:
             raise UserError(f"unexpected argument {unknown[0]!r}", self._remedy(unknown[0]))
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message, self._remedy())
+        raise _WrongError(message)
+
+    def _near(self, word: str) -> str:
+        """The option that is meant by one that does not exist."""
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        return "" if word.partition("=")[0] in options else nearest_option(word, options)
 
     def _remedy(self, word: str = "") -> str:
-        options = [option for option in self._option_string_actions if option.startswith("--")]
-        near = nearest_option(word, options)
+        near = self._near(word)
         return f"Perhaps you meant {near}" if near else f"Run `{self.prog} --help` for the options"
 
 
@@ -42,14 +57,24 @@ def without_overrides(words: Sequence[str], own: Collection[str]) -> tuple[list[
     """
     kept: list[str] = []
     overrides: list[str] = []
-    rest = iter(words)
-    for word in rest:
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
         if not word.startswith("--") or word.partition("=")[0] in own:
             kept.append(word)
             continue
-        overrides.append(word)
         if near := nearest_option(word, own):
             raise UserError(f"unexpected argument {word!r}", f"Perhaps you meant {near}")
-        if "=" not in word and (value := next(rest, None)) is not None:
-            overrides.append(value)
+        overrides.append(word)
+        if "=" not in word and rest and not rest[0].startswith("--"):  # no value begins so
+            overrides.append(rest.popleft())
     return kept, overrides
+
+
+def check_resumed(name: str, recipe: object, others: bool, remedy: str) -> None:
+    """`--resume RUN` was given: there is nothing else to say."""
+    if recipe is not None:
+        instead = f"Leave out {recipe} to continue the run, or --resume to start another"
+        raise UserError(f"{name} takes a recipe or --resume RUN, not both", instead)
+    if others:
+        raise UserError("--resume takes no other options", remedy)

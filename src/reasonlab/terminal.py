@@ -73,9 +73,12 @@ Anyone = TypeVar("Anyone")
 def make_observer(total: int, name: str, quiet: bool = False) -> AbstractContextManager[Observer]:
     """The live view where a person watches, plain lines everywhere else; `quiet` leaves only the alarms.
 
-    `total` counts iterations; it is 0 for work that has none, such as an evaluation.
+    `total` counts iterations; it is 0 for work that has none, such as an evaluation. The output of such work is its
+    result alone, so lines about its progress go to the standard error.
     """
-    return LiveObserver(total, name) if _interactive() and not quiet else PlainObserver(total, name, quiet)
+    if _interactive() and not quiet:
+        return LiveObserver(total, name)
+    return PlainObserver(total, name, quiet, None if total else sys.stderr)
 
 
 def _interactive() -> bool:

@@ -136,8 +136,9 @@ def _method_in_words(config: Config) -> str:
 
 def _subtitle(config: Config, points: Sequence[PanelRow], cut: Mapping[int, float]) -> str:
     """`cut` is the share of the answers that reached the limit of tokens, at each evaluation."""
-    total, last = points[0], max(cut)
-    many = f" ({100 * cut[last]:.0f} % of answers cut at iteration {last})" if max(cut.values()) > _MANY_CUT else ""
+    total, ends = points[0], dict.fromkeys((min(cut), max(cut)))
+    shares = ", ".join(f"{100 * cut[end]:.0f} % at iteration {end}" for end in ends)
+    many = f" (answers cut: {shares})" if max(cut.values()) > _MANY_CUT else ""
     asked = f"Held-out {config.evaluate.split} problems" if config.evaluate.suite == SUITE else "Held-out problems"
     return (
         f"{asked}: {questions_asked(points)}, "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonlab.errors import UserError
+from reasonlab.options import check_resumed
 
 if TYPE_CHECKING:  # which imports torch
     from reasonlab.judges.training import JudgeTrainer
@@ -34,16 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: list[str], words: list[str]) -> int:
-    if (arguments.recipe is None) == (arguments.resume is None):
-        raise UserError(
-            "judge train needs a recipe, or --resume RUN", "For instance: reasonlab judge train recipes/judge.toml"
-        )
     if arguments.resume is not None:
-        if overrides or arguments.out or arguments.dry_run:
-            raise UserError("--resume takes no other options", "A run continues with the settings it was started with")
+        others = bool(overrides or arguments.out or arguments.dry_run)
+        remedy = "A run continues with the settings it was started with"
+        check_resumed("judge train", arguments.recipe, others, remedy)
         return resume_run(arguments.resume)
-    from reasonlab.judges.settings import judge_toml, load_judge_recipe, overridden
+    from reasonlab.judges.settings import JudgeConfig, judge_toml, load_judge_recipe, overridden
 
+    if arguments.recipe is None:
+        overridden(JudgeConfig(), overrides)  # a misspelt option may have taken the recipe for its value
+        remedy = "For instance: reasonlab judge train recipes/judge.toml"
+        raise UserError("judge train needs a recipe, or --resume RUN", remedy)
     config = overridden(load_judge_recipe(arguments.recipe), overrides)
     if arguments.dry_run:
         print(judge_toml(config), end="")

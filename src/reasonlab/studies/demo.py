@@ -26,11 +26,13 @@ from reasonlab.evaluate.statistics import paired_difference
 from reasonlab.figures.dynamics import draw_dynamics
 from reasonlab.runs import RunReader
 from reasonlab.runs.files import write_aside
+from reasonlab.studies.answers import STATE, final
 from reasonlab.terminal import make_observer
 from reasonlab.train.command import report, run_guarded
 from reasonlab.train.loop import TIME_LIMIT, Observer, Trainer, resume, start
 
 DEMO = "demo"  # the command
+SUMMARY = "summary.json"
 RESERVE_SECONDS = 25  # for the last evaluation, the figure and the summary, when time is short
 
 
@@ -48,8 +50,12 @@ def run_demo(out: Path | None, seed: int, minutes: float, threads: int) -> int:
 
 def resume_demo(run: Path, minutes: float) -> int:
     """Continue an interrupted demo to its figure and summary."""
-    if RunReader(run).run["argv"][:1] != [DEMO]:
+    reader = RunReader(run)
+    if reader.run["argv"][:1] != [DEMO]:
         raise UserError(f"the run in {run} is no demo", f"Continue it with: reasonlab train --resume {run}")
+    if reader.run["status"] == "finished" and not (run / SUMMARY).exists():  # killed while it was summed up
+        state = json.loads((final(run) / STATE).read_text())
+        return _tell(run, load_recipe(run / "config.toml"), state["iteration"], state["seconds"])
     return _train_and_tell(run, load_recipe(run / "config.toml"), minutes, lambda observer: resume(run, observer))
 
 
@@ -61,14 +67,16 @@ def _train_and_tell(run: Path, config: Config, minutes: float, opened: Callable[
         outcome = run_guarded(trainer, deadline=started + 60 * minutes - RESERVE_SECONDS)
     if outcome.status == "interrupted":
         return report(run, outcome, DEMO)
-    summary = summarise_run(run, config.seed)
-    draw_dynamics(run, run)
-    summary["seconds"] = round(earlier + time.monotonic() - started, 1)
-    summary["iterations"] = outcome.iteration
-    write_aside(run / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
     if outcome.status == TIME_LIMIT:
         print(f"\n{TIME_LIMIT} after {outcome.iteration} of {config.iterations} iterations")
         print(f"Continue with: reasonlab {DEMO} --resume {run}")
+    return _tell(run, config, outcome.iteration, earlier + time.monotonic() - started)
+
+
+def _tell(run: Path, config: Config, iterations: int, seconds: float) -> int:
+    summary = {**summarise_run(run, config.seed), "seconds": round(seconds, 1), "iterations": iterations}
+    draw_dynamics(run, run)
+    write_aside(run / SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
     print(tell(run, summary))
     return 0
 
@@ -148,7 +156,7 @@ def tell(run: Path, summary: dict[str, Any]) -> str:
         lines += [f"    before: {sample['before']}", f"    after:  {sample['after']}"]
     lines += [
         "",
-        f"figure   {run / 'dynamics.png'}   summary   {run / 'summary.json'}   ({summary['seconds']:.0f} s)",
+        f"figure   {run / 'dynamics.png'}   summary   {run / SUMMARY}   ({summary['seconds']:.0f} s)",
         "next     "
         f"reasonlab eval {run / 'checkpoints' / 'final'} --split harder   |   "
         f"reasonlab train recipes/smoke.toml   |   reasonlab demo --seed {summary['seed'] + 1}",

@@ -185,7 +185,7 @@ class Trainer:
                 f"`reasonlab data check {self.config.problems.path} --clean FILE` makes a pool without them"
             )
         for text in self.notices:
-            self.record.event("alarm", number, alarm="data", text=text)
+            self.record.event("note", number, text=text)
             self.observer.note(text)
         for text in self.warnings:
             self._alarm(number, "data", text)
