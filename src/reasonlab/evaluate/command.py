@@ -61,7 +61,11 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
         return _exit_code(answers, chooser)
     with EvaluationRecord.start(arguments.out, settings) as record:
         known = _same_grader(record, settings)
-        answers = _ask(arguments, model, panels, known, record.append)
+        try:
+            answers = _ask(arguments, model, panels, known, record.append)
+        except KeyboardInterrupt:
+            print("\nsaved. The same command goes on from here.", file=sys.stderr)
+            raise
         record.replace({place_of(answer): answer for answer in answers}, settings)
         scores = score(answers, settings)
         chosen = _choices(chooser, answers, settings, arguments.out, arguments)

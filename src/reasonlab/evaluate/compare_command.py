@@ -237,7 +237,7 @@ def _detectable(change: float, unit: str = "") -> str:
 
 def _flips(panel: Panel) -> list[str]:
     lines = [
-        f"flips: {len(panel.gained)} problems gained, {len(panel.lost)} lost; "
+        f"flips: {counted(len(panel.gained), 'problem')} gained, {len(panel.lost)} lost; "
         f"answers are longer on {panel.longer}, shorter on {panel.shorter}"
     ]
     for word, ids in (("gained", panel.gained), ("lost", panel.lost)):
@@ -334,8 +334,10 @@ def _p(p: float, equals: str = "p = ") -> str:
 
 
 def _points(interval: Interval) -> str:
+    """A difference of accuracies in points. Few questions give intervals beyond what a difference can be."""
     i = interval
-    return _signed(Interval(100 * i.estimate, 100 * i.low, 100 * i.high, i.level))
+    low, high = (max(i.low, -1.0), min(i.high, 1.0)) if math.isfinite(i.high - i.low) else (i.low, i.high)
+    return _signed(Interval(100 * i.estimate, 100 * low, 100 * high, i.level))
 
 
 def _signed(interval: Interval) -> str:

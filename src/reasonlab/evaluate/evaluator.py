@@ -84,7 +84,7 @@ class Summary:
             f"({counted(self.questions, 'question')}, T={temperature:g}{nucleus}, {max_tokens} tokens at most, "
             f"{100 * self.truncated:.1f} % truncated, {length_text(self.tokens)} tokens/answer)"
         )
-        text += f", {self.failed} answers never came" if self.failed else ""
+        text += f", {counted(self.failed, 'answer')} never came" if self.failed else ""
         rest = self.ungraded - self.failed
         return text + (f", {rest} answers could not be graded" if rest else "")
 
