@@ -65,7 +65,7 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
             answers = _ask(arguments, model, panels, known, record.append)
         except KeyboardInterrupt:
             print("\nsaved. The same command goes on from here.", file=sys.stderr)
-            raise
+            return 130
         record.replace({place_of(answer): answer for answer in answers}, settings)
         scores = score(answers, settings)
         chosen = _choices(chooser, answers, settings, arguments.out, arguments)

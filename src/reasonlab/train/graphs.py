@@ -254,9 +254,9 @@ class UpdateGraphs:
         layer added to the sum itself; what it returns is still to be added.
         """
         gradients = torch.autograd.grad([logprobs], self.parameters, [inputs.slopes], allow_unused=True)
-        left = {total: g for total, g in zip(self.sums, gradients, strict=True) if g is not None}
+        left = [(total, g) for total, g in zip(self.sums, gradients, strict=True) if g is not None]
         if left:
-            add_mixed(list(left), list(left.values()))
+            add_mixed([total for total, _ in left], [g for _, g in left])
 
     # --- capture -----------------------------------------------------------------------------------------------
 
