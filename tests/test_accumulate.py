@@ -22,8 +22,8 @@ from update_pieces import (
     grouped_examples,
     half_shared,
     on_cuda,
-    plain_flash,
-    plain_flash_backward,
+    plain_ragged,
+    plain_ragged_backward,
 )
 
 from reasonlab.model import accumulate, attention, fused
@@ -224,9 +224,9 @@ BUDGET = 100
 @pytest.fixture
 def summing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that adds to sums on CUDA does so here: the head as well, and attention by plain torch."""
-    monkeypatch.setattr(attention, "flash_takes", lambda q: True)
-    monkeypatch.setattr(attention, "flash_forward", plain_flash)
-    monkeypatch.setattr(attention, "flash_backward", plain_flash_backward)
+    monkeypatch.setattr(attention, "takes_ragged", lambda q: True)
+    monkeypatch.setattr(attention, "ragged_forward", plain_ragged)
+    monkeypatch.setattr(attention, "ragged_backward", plain_ragged_backward)
     monkeypatch.setattr(learner_module, "uses_kernels", lambda x: True)
 
 

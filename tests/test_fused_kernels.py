@@ -99,7 +99,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from reasonlab.model import kernels
+from reasonlab.model import attention_kernels, kernels
 
 low, high, number, ids = "*bf16", "*fp32", "i32", "*i64"
 types = {
@@ -112,13 +112,24 @@ types = {
     "targets": ids,
 }
 constants = {"WITH_BRANCH": True, "WITH_TOTAL": True, "BLOCK": 1024, "HEADS": 16, "HALF": 32}
-functions = [f for f in vars(kernels).values() if isinstance(f, triton.JITFunction)]
-for function in functions:
+jobs = [(f, types, constants) for f in vars(kernels).values() if isinstance(f, triton.JITFunction)]
+types = {
+    **dict.fromkeys(("q", "k", "v", "out", "gradient", "of_q", "of_k", "of_v"), low),
+    **dict.fromkeys(("total", "along"), high),
+    **dict.fromkeys(("tokens", "size", "q_stride", "k_stride", "v_stride", "gradient_stride"), number),
+    **{"blocks": "*i32", "table": "*i32", "at": ids, "scale": "fp32"},
+}
+for shared in (False, True):
+    constants = {"HEADS": 14, "KV_HEADS": 2, "HEAD_DIM": 64, "BLOCK_D": 64, "BLOCK": 64}
+    constants |= {"SHARED": shared, "BEGINNING": shared, "PER": 1 if shared else 7}
+    named = (attention_kernels._forward, attention_kernels._of_queries, attention_kernels._of_keys)
+    jobs += [(f, types, constants) for f in named]
+for function, types, constants in jobs:
     own = {(i,): constants[name] for i, name in enumerate(function.arg_names) if name in constants}
     signature = {name: types.get(name, "constexpr") for name in function.arg_names}
     source = ASTSource(fn=function, signature=signature, constexprs=own)
     assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
-print(len(functions))
+print(len(jobs))
 """
 
 
@@ -134,4 +145,4 @@ def test_the_kernels_compile_for_a_device_that_is_not_here(tmp_path: Path) -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) == 7
+    assert int(done.stdout) == 13

@@ -263,3 +263,29 @@ def test_inner_steps_share_out_whole_groups(tmp_path: Path) -> None:
     prompts = [{e.prompt.tobytes() for e in share} for share in shares]
     assert len(shares) == 3
     assert sum(map(len, prompts)) == len(set.union(*prompts)) == len(groups)
+
+
+@pytest.mark.parametrize("inner_steps", [1, 2])
+def test_logprobs_are_measured_where_the_policy_has_moved(
+    tmp_path: Path, inner_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA, where sampling and training differ: before the first step of an iteration both are one policy."""
+    results = []
+    for device in ("cpu", "cuda"):
+        settings = config(learner={"lr": 1e-4, "inner_steps": inner_steps}, method={"type": "mirror_descent"})
+        trainer = start(settings, tmp_path / device, ["test"], Silent())
+        asked: list[int] = []
+        logprobs = trainer.learner.logprobs
+
+        def measured(examples: Any, asked: list[int] = asked, logprobs: Any = logprobs) -> Any:
+            asked.extend(len(e.response) for e in examples)
+            return logprobs(examples)
+
+        monkeypatch.setattr(trainer.learner, "logprobs", measured)
+        trainer.config = trainer.config.model_copy(update={"device": device})
+        groups = trainer.source.groups(1)
+        steps = trainer._update(1, groups, [])
+        lengths = sorted(len(e.response) for e in list(trainer._shares(1, 0, trainer.method.examples(groups)))[-1])
+        assert sorted(asked) == (lengths if device == "cuda" and inner_steps == 2 else [])
+        results.append([x for step in steps for x in (step.loss, step.grad_norm, step.mismatch)])
+    assert results[1] == pytest.approx(results[0], rel=1e-3, abs=1e-4)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from test_learner import EXAMPLES, LOSSES, gradients_of, make_examples
-from update_pieces import DEVICE, assert_close, flash_switch, gradients, normal, on_cuda
+from update_pieces import DEVICE, assert_close, gradients, normal, on_cuda, ragged_switch, through_kernels
 
 from reasonlab.judges.formats import Encoded
 from reasonlab.judges.network import Pack
@@ -18,7 +20,7 @@ from reasonlab.model import attention
 from reasonlab.model.attention import PackedCausal
 from reasonlab.train.batch import Example, Layout, Totals, micro_batches
 
-with_flash = pytest.fixture(flash_switch)
+with_ragged = pytest.fixture(ragged_switch)
 
 
 def plain_layout(examples: Sequence[Example]) -> dict[str, list[int]]:
@@ -86,20 +88,51 @@ LAYOUTS = {
     "answers of one token": shared_prompts([(4, (1, 1)), (2, (1,))]),
     "tree": tree(),
 }
+LONG_LAYOUTS = {
+    "apart": ([150, 64, 1, 65, 128], None),
+    "prompts": shared_prompts([(130, (70, 200, 1)), (64, (65, 64, 66)), (3, (300,))]),
+}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_ragged_attention_is_padded_attention(name: str, kv_heads: int, with_flash: Callable[[bool], None]) -> None:
+def test_ragged_attention_is_padded_attention(name: str, kv_heads: int, with_ragged: Callable[[bool], None]) -> None:
     lengths, tokens = LAYOUTS[name]
     packed = PackedCausal(lengths, DEVICE, tokens)
     assert packed.ragged is not None
     q, k, v = (normal(packed.count, heads, 8, seed=i) for i, heads in enumerate((4, kv_heads, kv_heads)))
     results = []
     for on in (False, True):
-        with_flash(on)
+        with_ragged(on)
         out = packed(0, q, k, v)
         results.append([out, *gradients([out], [q, k, v])])
+    assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize(("name", "layout"), [*LAYOUTS.items(), *((f"long {n}", x) for n, x in LONG_LAYOUTS.items())])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "busy"), [(4, 2, 16, 1), (3, 3, 24, 1), (4, 1, 8, 10**9)])
+def test_the_kernels_attend_as_padded_attention_does(
+    name: str,
+    layout: tuple[list[int], np.ndarray | None],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    busy: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the heads of a group added up by one program, and apart."""
+    through_kernels(monkeypatch)
+    from reasonlab.model import attention_kernels
+
+    monkeypatch.setattr(attention_kernels, "BUSY", busy)
+    packed = PackedCausal(layout[0], DEVICE, layout[1])
+    shape = (heads, kv_heads, kv_heads)
+    x = normal(packed.count, sum(shape), head_dim)
+    results = []
+    for on in (False, True):
+        monkeypatch.setattr(attention, "takes_ragged", lambda q, on=on: on)
+        out = packed(0, *x.split(shape, dim=1))
+        results.append([out, *gradients([out], [x])])
     assert_close(results[1], results[0])
 
 
@@ -107,32 +140,70 @@ def test_a_group_asks_its_prompt_once() -> None:
     lengths, tokens = shared_prompts([(4, (6, 3, 9)), (7, (2, 2))])
     ragged = PackedCausal(lengths, "cpu", tokens).ragged
     assert ragged is not None
-    assert ragged.queries is not None
-    assert ragged.keys is not None
-    assert (ragged.own.longest, ragged.queries.longest, ragged.keys.longest) == (9, 10, 7)
-    assert ragged.own.bounds.tolist() == [0, 9, 11, 19, 27, 28]
-    assert ragged.queries.bounds.tolist() == [0, 9, 19, 27, 28]
-    assert ragged.keys.bounds.tolist() == [0, 0, 4, 4, 11]
     assert ragged.at is not None
+    assert ragged.key_blocks is not None
     assert ragged.at.tolist() == [0, 1, 2, 3, 19, 20, 21, 22, 23, 24, 25]
+    # What is asked where: tokens of one's own, and places in `at`.
+    assert sorted(ragged.blocks.T.tolist()) == [
+        [0, 0, 9, 0, 0],
+        [9, 9, 11, 0, 4],
+        [11, 11, 19, 0, 4],
+        [19, 19, 27, 4, 4],
+        [27, 27, 28, 4, 11],
+    ]
+    # The shortest work stands first: one query asks the second prompt, ten the first.
+    assert ragged.key_blocks.T.tolist() == [[4, 11, 27, 28], [0, 4, 9, 19]]
 
 
-def test_tokens_in_another_order_are_padded(with_flash: Callable[[bool], None]) -> None:
+@given(
+    groups=st.lists(
+        st.tuples(st.integers(1, 150), st.lists(st.integers(1, 200), min_size=1, max_size=4)), min_size=1, max_size=5
+    ),
+    more=st.integers(0, 9),
+)
+def test_every_pair_of_query_and_key_is_in_the_tables_once(groups: list[tuple[int, list[int]]], more: int) -> None:
+    lengths, tokens = shared_prompts(groups)
+    pieces = PackedCausal(lengths, "cpu", tokens).pieces
+    assert pieces is not None
+    count = int(tokens.max()) + 1
+    seen = np.zeros((count, count), int)
+    start = 0
+    for n in lengths:
+        sequence = tokens[start : start + n]
+        seen[np.ix_(sequence, sequence)] |= np.tri(n, dtype=int)
+        start += n
+    by_queries, by_keys = np.zeros_like(seen), np.zeros_like(seen)
+    blocks = pieces.query_blocks(pieces.query_blocks().shape[1] + more)
+    work = blocks[0] - blocks[1] + blocks[4] - blocks[3]
+    assert (np.diff(work) <= 0).all()
+    for first, begin, end, asked, asked_end in blocks.T:
+        for query in range(first, min(first + attention.BLOCK, end)):
+            by_queries[query, begin : query + 1] += 1
+            by_queries[query, pieces.at[asked:asked_end]] += 1
+            by_keys[query:end, query] += 1  # the same blocks as keys
+    for first, end, query, query_end in pieces.key_blocks(pieces.key_blocks().shape[1] + more).T:
+        for place in range(first, min(first + attention.BLOCK, end)):
+            by_keys[query:query_end, pieces.at[place]] += 1
+    assert np.array_equal(by_queries, seen)
+    assert np.array_equal(by_keys, seen)
+
+
+def test_tokens_in_another_order_are_padded(with_ragged: Callable[[bool], None]) -> None:
     tokens = np.array([1, 0, 2, 1, 3])
     packed = PackedCausal([3, 2], DEVICE, tokens)
     assert packed.ragged is None
-    with_flash(True)
+    with_ragged(True)
     q = normal(4, 2, 8)
     assert packed(0, q, q, q).shape == q.shape
 
 
-def test_a_learner_with_ragged_attention(with_flash: Callable[[bool], None]) -> None:
+def test_a_learner_with_ragged_attention(with_ragged: Callable[[bool], None]) -> None:
     examples = [Example(e.prompt[:3], e.response, e.logprobs, e.mask, e.advantage) for e in EXAMPLES]
     for e in examples[::2]:
         e.prompt = examples[0].prompt
-    with_flash(False)
+    with_ragged(False)
     expected_result, expected = gradients_of(examples, LOSSES["grpo"], token_budget=150)
-    with_flash(True)
+    with_ragged(True)
     result, got = gradients_of(examples, LOSSES["grpo"], token_budget=150)
     assert_close(got, expected)
     assert result.loss == pytest.approx(expected_result.loss, abs=1e-6)
@@ -141,21 +212,32 @@ def test_a_learner_with_ragged_attention(with_flash: Callable[[bool], None]) -> 
 # --- on a device -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 32), (9, 3, 64), (14, 2, 64), (4, 1, 128)])
+@pytest.mark.parametrize(("name", "layout"), [*LAYOUTS.items(), *((f"long {n}", x) for n, x in LONG_LAYOUTS.items())])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 4, 32), (9, 3, 64), (14, 2, 64), (4, 1, 128), (6, 2, 80)]
+)
+@pytest.mark.parametrize("busy", [1, 10**9])
 @pytest.mark.gpu
 @on_cuda
-def test_the_flash_kernels_do_what_they_are_said_to_do(
-    name: str, heads: int, kv_heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
+def test_the_kernels_in_half_precision(
+    name: str,
+    layout: tuple[list[int], np.ndarray | None],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    busy: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In bf16 against padded attention in fp32, and through views of one projection, as a layer has them."""
-    lengths, tokens = LAYOUTS[name]
-    packed = PackedCausal(lengths, DEVICE, tokens)
+    from reasonlab.model import attention_kernels
+
+    monkeypatch.setattr(attention_kernels, "BUSY", busy)
+    packed = PackedCausal(layout[0], DEVICE, layout[1])
     shape = (heads, kv_heads, kv_heads)
     low = normal(packed.count, sum(shape), head_dim, dtype=torch.bfloat16)
     high = low.detach().float().requires_grad_()
-    assert attention.flash_takes(low)
-    assert not attention.flash_takes(high)
+    assert attention.takes_ragged(low)
+    assert not attention.takes_ragged(high)
     results = []
     for x in (low, high):
         out = packed(0, *x.split(shape, dim=1))

@@ -18,22 +18,22 @@ from update_pieces import (
     captured_shapes,
     device_gradients,
     device_learner,
-    flash_switch,
     grouped_examples,
     half_shared,
     on_cuda,
     packs_of,
+    ragged_switch,
     with_working_copy,
 )
 
-from reasonlab.model.attention import PackedCausal, Pieces, bounds_of
+from reasonlab.model.attention import PackedCausal, Pieces
 from reasonlab.model.lora import add_lora
 from reasonlab.train import graphs
 from reasonlab.train.batch import Example, Layout, TokenBatch, Totals, micro_batches
 from reasonlab.train.graphs import Caps, filled_size, power_of_two
 from reasonlab.train.learner import Learner, Objective, read_pack
 
-with_flash = pytest.fixture(flash_switch)
+with_ragged = pytest.fixture(ragged_switch)
 
 
 # --- packs that are filled up to few shapes --------------------------------------------------------------------------
@@ -65,15 +65,10 @@ def test_caps_are_powers_of_two_that_never_shrink() -> None:
     assert [power_of_two(n) for n in (0, 1, 2, 3, 256, 257)] == [1, 1, 2, 4, 256, 512]
     caps = Caps()
     apart = Pieces(np.array([300, 5]), np.array([305]), np.array([0]), np.zeros(0, np.int64))
-    assert caps.grown(apart) == caps._replace(longest=512)
+    assert caps.grown(apart) == caps
     shared = Pieces(np.full(17, 9), np.full(3, 800), np.array([0, 700, 0]), np.arange(700))
-    assert caps.grown(shared) == Caps(32, 256, 16, 1024, 1024, 1024)
-    assert caps.grown(shared).grown(apart) == Caps(32, 512, 16, 1024, 1024, 1024)
-
-
-def test_pieces_of_no_length_fill_up() -> None:
-    assert bounds_of(np.array([3, 4])).tolist() == [0, 3, 7]
-    assert bounds_of(np.array([3, 4]), 4).tolist() == [0, 3, 7, 7, 7]
+    assert caps.grown(shared) == Caps(32, 16, 1024)
+    assert caps.grown(shared).grown(apart) == Caps(32, 16, 1024)
 
 
 @pytest.mark.parametrize("make", EITHER)
@@ -95,9 +90,9 @@ def test_a_filled_layout_begins_with_the_layout(make: str) -> None:
 
 
 @pytest.mark.parametrize("make", EITHER)
-@pytest.mark.parametrize("flash", [False, True], ids=["padded", "ragged"])
-def test_what_fills_a_pack_up_changes_nothing(make: str, flash: bool, with_flash: Callable[[bool], None]) -> None:
-    with_flash(flash)
+@pytest.mark.parametrize("ragged", [False, True], ids=["padded", "ragged"])
+def test_what_fills_a_pack_up_changes_nothing(make: str, ragged: bool, with_ragged: Callable[[bool], None]) -> None:
+    with_ragged(ragged)
     learner, layout = new_learner(), Layout.of(EITHER[make]())
     results = []
     for one in (layout, layout.filled(400, 350, 32)):
@@ -112,8 +107,8 @@ def test_what_fills_a_pack_up_changes_nothing(make: str, flash: bool, with_flash
 
 @pytest.mark.parametrize("make", EITHER)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_learner_that_fills_packs_up(make: str, loss: str, with_flash: Callable[[bool], None]) -> None:
-    with_flash(True)
+def test_a_learner_that_fills_packs_up(make: str, loss: str, with_ragged: Callable[[bool], None]) -> None:
+    with_ragged(True)
     examples = EITHER[make]()
     expected_result, expected = gradients_of(examples, LOSSES[loss], token_budget=150)
     learner = filling(token_budget=150)
@@ -128,9 +123,9 @@ def test_a_learner_that_fills_packs_up(make: str, loss: str, with_flash: Callabl
     assert (True in shared) is (make == "shared")
 
 
-def test_the_sums_of_a_step_begin_at_zero(with_flash: Callable[[bool], None]) -> None:
+def test_the_sums_of_a_step_begin_at_zero(with_ragged: Callable[[bool], None]) -> None:
     """They stay where they are from step to step, whatever the optimizer does with `grad`."""
-    with_flash(True)
+    with_ragged(True)
     learner, plain = filling(token_budget=150), new_learner(token_budget=150)
     seen, expected = watch_gradients(learner), watch_gradients(plain)
     for seed in range(3):
@@ -150,8 +145,8 @@ def of_few(logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Tenso
     return (logprobs[:3] ** 2).sum() / batch.totals.tokens, {"few": logprobs[:3].sum()}
 
 
-def test_a_loss_that_is_not_finite_adds_nothing(with_flash: Callable[[bool], None]) -> None:
-    with_flash(True)
+def test_a_loss_that_is_not_finite_adds_nothing(with_ragged: Callable[[bool], None]) -> None:
+    with_ragged(True)
     learner, totals = filling(token_budget=ONE_PACK), Totals.of(EXAMPLES)
     packs = len(micro_batches(EXAMPLES, ONE_PACK, even=4))
     assert learner.step_on([Objective(EXAMPLES, unsound, totals)]).nonfinite == packs
@@ -163,8 +158,8 @@ def test_a_loss_that_is_not_finite_adds_nothing(with_flash: Callable[[bool], Non
     assert_close(seen[0], gradients_of(EXAMPLES, LOSSES["sft"])[1])
 
 
-def test_a_loss_of_few_logprobs(with_flash: Callable[[bool], None]) -> None:
-    with_flash(True)
+def test_a_loss_of_few_logprobs(with_ragged: Callable[[bool], None]) -> None:
+    with_ragged(True)
     expected_result, expected = gradients_of(EXAMPLES, of_few)
     learner = filling()
     seen = watch_gradients(learner)
@@ -172,8 +167,8 @@ def test_a_loss_of_few_logprobs(with_flash: Callable[[bool], None]) -> None:
     assert_close(seen[0], expected)
 
 
-def test_adapters_alone_get_gradients(with_flash: Callable[[bool], None]) -> None:
-    with_flash(True)
+def test_adapters_alone_get_gradients(with_ragged: Callable[[bool], None]) -> None:
+    with_ragged(True)
     results = []
     for fills in (False, True):
         model = small_model(seed=2)
@@ -187,8 +182,8 @@ def test_adapters_alone_get_gradients(with_flash: Callable[[bool], None]) -> Non
     assert_close(results[1], results[0])
 
 
-def test_shapes_are_few_and_forgotten(with_flash: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    with_flash(True)
+def test_shapes_are_few_and_forgotten(with_ragged: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    with_ragged(True)
     updates = filling().graphs
     assert updates is not None
     layouts = {count: Layout.of(make_examples(count)) for count in (1, 8, 9, 20)}
@@ -208,9 +203,9 @@ def test_shapes_are_few_and_forgotten(with_flash: Callable[[bool], None], monkey
     assert list(updates.slots) == [(*sizes[n], grown) for n in (8, 20)]
 
 
-def test_autograd_keeps_nothing_of_a_pass(with_flash: Callable[[bool], None]) -> None:
+def test_autograd_keeps_nothing_of_a_pass(with_ragged: Callable[[bool], None]) -> None:
     """Its nodes remember the stream they were made on: one that outlived its pass would spoil the next capture."""
-    with_flash(True)
+    with_ragged(True)
     learner = filling()
     parts = []
 
@@ -230,8 +225,8 @@ def test_autograd_keeps_nothing_of_a_pass(with_flash: Callable[[bool], None]) ->
     assert len(parts) == 2
 
 
-def test_weights_that_move_away_are_not_read_where_they_were(with_flash: Callable[[bool], None]) -> None:
-    with_flash(True)
+def test_weights_that_move_away_are_not_read_where_they_were(with_ragged: Callable[[bool], None]) -> None:
+    with_ragged(True)
     learner = filling()
     assert learner.graphs is not None
     learner.step(EXAMPLES, LOSSES["sft"])

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from update_pieces import (
     DEVICE,
     device_learner,
-    flash_switch,
     flat,
     grouped_examples,
     on_cuda,
+    ragged_switch,
     through_kernels,
     with_working_copy,
 )
@@ -28,7 +28,7 @@ from reasonlab.train.batch import Example
 from reasonlab.train.learner import working_copy
 
 kernels = pytest.fixture(through_kernels)
-with_flash = pytest.fixture(flash_switch)
+with_ragged = pytest.fixture(ragged_switch)
 
 
 def test_gradients_of_the_working_copy_are_those_of_autocast() -> None:
@@ -52,7 +52,7 @@ def test_gradients_of_the_working_copy_are_those_of_autocast() -> None:
 @pytest.mark.parametrize("fills", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["as it is", "filled up"])
 @pytest.mark.skipif(DEVICE == "cuda", reason="the tests on a device do it in earnest")
 def test_all_of_it_together(
-    kernels: Any, with_flash: Callable[[bool], None], fills: bool, monkeypatch: pytest.MonkeyPatch
+    kernels: Any, with_ragged: Callable[[bool], None], fills: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An update as it is on CUDA in bf16: the working copy, the kernels, ragged attention, and a shared prompt."""
     examples = [Example(EXAMPLES[0].prompt, e.response[:7], e.logprobs[:7], e.mask[:7], e.advantage) for e in EXAMPLES]
@@ -60,7 +60,7 @@ def test_all_of_it_together(
         for module in (fused, learner_module):
             plain.setattr(module, "uses_kernels", lambda x: False)
         expected, exact = gradients_of(examples, LOSSES["grpo"])
-    with_flash(True)
+    with_ragged(True)
     learner = with_working_copy(token_budget=60)
     learner.graphs = learner.new_graphs() if fills else None
     seen = watch_gradients(learner)

@@ -1,7 +1,7 @@
 """What the tests of a fast update share: numbers to compare, the parts that only CUDA has, examples and learners.
 
-Without CUDA the Triton kernels run in Triton's interpreter, and the flash kernels of torch are replaced by what they
-are documented to compute; what is built around them is the real thing.
+Without CUDA the Triton kernels run in Triton's interpreter. Those of attention are replaced, where they are not the
+matter, by what they compute; what is built around them is the real thing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reasonlab.methods.sft import sft_loss
 from reasonlab.model import attention, fused
-from reasonlab.model.attention import Span
+from reasonlab.model.attention import Ragged
 from reasonlab.model.lora import add_lora
 from reasonlab.train import learner as learner_module
 from reasonlab.train.batch import Example, Totals, micro_batches
@@ -78,72 +78,60 @@ def through_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     return kernels
 
 
-def plain_flash(q: Tensor, k: Tensor, v: Tensor, queries: Span, keys: Span, causal: bool) -> tuple[Tensor, Tensor]:
-    """Flash attention as its kernels define it, query by query: no keys give zeros and a total of +∞.
-
-    Keys that no piece has are not read, and nobody writes their gradients: what is there is not a number.
-    """
-    out, total = torch.zeros_like(q), torch.full((q.shape[1], len(q)), torch.inf, device=q.device)
-    for scores, here, there in flash_scores(q, k, queries, keys, causal):
-        if scores.numel():
-            value = v[there].float().repeat_interleave(q.shape[1] // v.shape[1], 1)
-            out[here] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).to(q.dtype)
-            total[:, here] = scores.logsumexp(-1)
+def plain_ragged(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
+    """What the kernels compute, block by block of their table."""
+    out, total = torch.full_like(q, torch.nan), torch.full((q.shape[1], len(q)), torch.nan, device=q.device)
+    for scores, here, there in ragged_scores(q, k, ragged):
+        value = v[there].float().repeat_interleave(q.shape[1] // v.shape[1], 1)
+        out[here] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).to(q.dtype)
+        total[:, here] = scores.logsumexp(-1)
     return out, total
 
 
-def plain_flash_backward(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    total: Tensor,
-    queries: Span,
-    keys: Span,
-    causal: bool,
+def plain_ragged_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, ragged: Ragged
 ) -> tuple[Tensor, Tensor, Tensor]:
     of_q, of_k, of_v = (torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v))
-    for unwritten in (of_k, of_v):
-        unwritten[int(keys.bounds[-1]) :] = torch.nan
     group = q.shape[1] // k.shape[1]
     gradient, out = gradient.float(), out.float()
-    for scores, here, there in flash_scores(q, k, queries, keys, causal):
+    for scores, here, there in ragged_scores(q, k, ragged):
         weights = (scores - total[:, here, None]).exp()
         key, value = (x[there].float().repeat_interleave(group, 1) for x in (k, v))
         along = torch.einsum("qhd,khd->hqk", gradient[here], value)
         slope = weights * (along - (gradient[here] * out[here]).sum(-1).T[:, :, None]) * q.shape[-1] ** -0.5
         of_q[here] += torch.einsum("hqk,khd->qhd", slope, key)
-        of_k[there] += torch.einsum("hqk,qhd->khd", slope, q[here].float()).unflatten(1, (-1, group)).sum(2)
-        of_v[there] += torch.einsum("hqk,qhd->khd", weights, gradient[here]).unflatten(1, (-1, group)).sum(2)
+        of_k.index_add_(0, there, torch.einsum("hqk,qhd->khd", slope, q[here].float()).unflatten(1, (-1, group)).sum(2))
+        of_v.index_add_(
+            0, there, torch.einsum("hqk,qhd->khd", weights, gradient[here]).unflatten(1, (-1, group)).sum(2)
+        )
     return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype)
 
 
-def flash_scores(q: Tensor, k: Tensor, queries: Span, keys: Span, causal: bool) -> list[tuple[Tensor, slice, slice]]:
-    assert queries.bounds.dtype == keys.bounds.dtype == torch.int32
-    assert len(queries.bounds) == len(keys.bounds)
-    assert queries.bounds[-1] == len(q)
-    assert keys.bounds[-1] <= len(k)
-    assert queries.longest >= int(queries.bounds.diff().max())
-    assert keys.longest >= int(keys.bounds.diff().max())
+def ragged_scores(q: Tensor, k: Tensor, ragged: Ragged) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The scores of the queries of each block, with the tokens they come from and the keys they see."""
+    assert ragged.blocks.dtype == torch.int32
     result = []
-    for i in range(len(queries.bounds) - 1):
-        here, there = (slice(int(span.bounds[i]), int(span.bounds[i + 1])) for span in (queries, keys))
+    for first, start, end, asked, asked_end in ragged.blocks.T.tolist():
+        if first >= end:
+            continue
+        here = torch.arange(first, min(first + attention.BLOCK, end), device=q.device)
+        own = torch.arange(start, int(here[-1]) + 1, device=q.device)
+        before = own[:0] if ragged.at is None else ragged.at[asked:asked_end]
+        there = torch.cat((before, own))
         key = k[there].float().repeat_interleave(q.shape[1] // k.shape[1], 1)
         scores = torch.einsum("qhd,khd->hqk", q[here].float(), key) * q.shape[-1] ** -0.5
-        if causal:
-            scores = scores.masked_fill(torch.ones_like(scores[0]).triu(1).bool(), -torch.inf)
-        result.append((scores, here, there))
+        later = torch.cat((torch.zeros_like(before), own))[None, :] > here[:, None]
+        result.append((scores.masked_fill(later, -torch.inf), here, there))
     return result
 
 
-def flash_switch(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Attention by way of the flash kernels, which are replaced where there is no CUDA."""
+def ragged_switch(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Attention to sequences as they lie, whose kernels are replaced by what they compute."""
 
     def switch(on: bool) -> None:
-        monkeypatch.setattr(attention, "flash_takes", lambda q: on)
-        monkeypatch.setattr(attention, "flash_forward", plain_flash)
-        monkeypatch.setattr(attention, "flash_backward", plain_flash_backward)
+        monkeypatch.setattr(attention, "takes_ragged", lambda q: on)
+        monkeypatch.setattr(attention, "ragged_forward", plain_ragged)
+        monkeypatch.setattr(attention, "ragged_backward", plain_ragged_backward)
 
     return switch
 

@@ -1,16 +1,17 @@
 """Which keys a token may see: attention for packed sequences (training, prefill). Decoding has its own in `rollout`.
 
-All matrix products outside attention run on flat tokens without padding. Attention itself has two ways. Flash
-attention reads sequences of any length as they lie: on CUDA in half precision. Everywhere else it runs on small
-padded blocks of sequences of similar length. Padding stands on the right, and a causal query never looks to its
-right, so no mask is needed and padded slots never reach a real token.
+All matrix products outside attention run on flat tokens without padding. Attention itself has two ways. Kernels of our
+own read sequences of any length as they lie: on CUDA in half precision. Everywhere else it runs on small padded blocks
+of sequences of similar length. Padding stands on the right, and a causal query never looks to its right, so no mask is
+needed and padded slots never reach a real token.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 CUDA_WASTE = 0.5
+BLOCK = 64  # queries and keys that a kernel compares at a time
 Array = NDArray[np.int64]
+Table = NDArray[np.int32]
 
 
 class PackedCausal:
@@ -42,7 +45,7 @@ class PackedCausal:
         self.positions = to_device(positions, self.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if flash_takes(q) and self.ragged is not None:
+        if takes_ragged(q) and self.ragged is not None:
             return self.ragged(q, k, v)
         return self.padded(q, k, v)
 
@@ -108,25 +111,7 @@ class Padded:
         return out.transpose(1, 2).reshape(rows * width, out.shape[1], out.shape[3])
 
 
-# --- flash attention -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Where each of several pieces begins and ends in a flat list, as the flash kernels want to know it."""
-
-    bounds: Tensor
-    longest: int  # no piece is longer
-
-    @classmethod
-    def of(cls, sizes: Array, device: torch.device) -> Span:
-        return cls(to_device(bounds_of(sizes), device), int(sizes.max(initial=0)))
-
-
-def bounds_of(sizes: Array, count: int | None = None) -> NDArray[np.int32]:
-    """0 and the end of each piece; pieces of no length fill up to `count` of them."""
-    more = 0 if count is None else count - len(sizes)
-    return np.cumsum(np.pad(sizes, (1, more))).astype(np.int32)
+# --- ragged ----------------------------------------------------------------------------------------------------------
 
 
 class Pieces(NamedTuple):
@@ -164,33 +149,65 @@ class Pieces(NamedTuple):
         places = np.repeat(starts[first] - (np.cumsum(asked) - asked), asked) + np.arange(asked.sum())
         return cls(own, np.add.reduceat(own, first), asked, tokens[places])
 
+    def query_blocks(self, count: int | None = None) -> Table:
+        """At most BLOCK queries of a sequence each: their first token, where the sequence's own tokens begin and end,
+        and where its beginning does in `at`. The longest work comes first; empty blocks fill up to `count`.
+        """
+        starts, ends = _bounds(self.own)
+        sequence, first = _blocks(self.own)
+        piece = np.searchsorted(np.cumsum(self.queries), starts, side="right")
+        asked, asked_end = (x[piece][sequence] for x in _bounds(self.keys))
+        starts, ends = starts[sequence], ends[sequence]
+        return _table((first, starts, ends, asked, asked_end), first - starts + asked_end - asked, count)
+
+    def key_blocks(self, count: int | None = None) -> Table:
+        """At most BLOCK keys of a beginning each: from where to where they lie in `at`, and the queries that ask them.
+        The longest work comes last.
+        """
+        piece, first = _blocks(self.keys)
+        _, ends = _bounds(self.keys)
+        query, query_end = (x[piece] for x in _bounds(self.queries))
+        return _table((first, ends[piece], query, query_end), query - query_end, count, last=True)
+
+
+def _bounds(sizes: Array) -> tuple[Array, Array]:
+    ends = np.cumsum(sizes)
+    return ends - sizes, ends
+
+
+def _blocks(sizes: Array) -> tuple[Array, Array]:
+    """Pieces cut into blocks: which piece each block belongs to, and where it begins."""
+    counts = -(-sizes // BLOCK)
+    piece = np.repeat(np.arange(len(sizes)), counts)
+    return piece, _bounds(sizes)[0][piece] + (np.arange(len(piece)) - _bounds(counts)[0][piece]) * BLOCK
+
+
+def _table(columns: tuple[Array, ...], work: Array, count: int | None, last: bool = False) -> Table:
+    """The entries by falling work, and empty ones behind them, or before them."""
+    table = np.stack(columns)[:, np.argsort(-work, kind="stable")]
+    more = 0 if count is None else count - table.shape[1]
+    return np.ascontiguousarray(np.pad(table, ((0, 0), (more, 0) if last else (0, more))), np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """The sequences as they lie: nothing is padded, and of shared tokens no more than their keys is copied.
+    """The sequences as they lie: nothing is padded or copied.
 
     The tokens that a sequence is the first to have follow one another: they are its own. Before them it may have a
     beginning that belongs to others, such as a prompt. A query sees the keys of its own sequence causally, and all
-    keys of the beginning. The two parts are attended apart, with results o₁, o₂ and l₁, l₂ for log Σ exp(score):
-
-        l = log(exp l₁ + exp l₂),    o = o₁ + σ(l₂ − l₁) (o₂ − o₁).
-
-    The gradient of a part is that of flash attention with the o and l of the whole in place of its own, because the
-    weights are exp(score − l) and ∂L/∂score = weight · (∂L/∂o · v − ∂L/∂o · o).
+    keys of the beginning. The gradient of such keys is added up over all who see them.
     """
 
-    own: Span
-    queries: Span | None = None  # of the beginnings, if there are any
-    keys: Span | None = None
-    at: Tensor | None = None
-    unread: Tensor | None = None  # the entries of `at` that no piece has, where it was filled up to a size
+    blocks: Tensor  # `Pieces.query_blocks`
+    at: Tensor | None = None  # the tokens of the beginnings, if there are any
+    key_blocks: Tensor | None = None
 
     @classmethod
     def of(cls, pieces: Pieces, device: torch.device) -> Ragged:
+        blocks = to_device(pieces.query_blocks(), device)
         if not pieces.shared:
-            return cls(Span.of(pieces.own, device))
-        own, queries, keys = (Span.of(sizes, device) for sizes in pieces[:3])
-        return cls(own, queries, keys, to_device(pieces.at, device))
+            return cls(blocks)
+        return cls(blocks, to_device(pieces.at, device), to_device(pieces.key_blocks(), device))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mixed: Tensor = _RaggedAttention.apply(q, k, v, self)  # type: ignore[no-untyped-call]
@@ -200,16 +217,7 @@ class Ragged:
 class _RaggedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ragged: Ragged) -> Tensor:
-        own, queries, keys, at = ragged.own, ragged.queries, ragged.keys, ragged.at
-        out, total = flash_forward(q, k, v, own, own, causal=True)
-        if queries is not None and keys is not None and at is not None:
-            others, other_total = flash_forward(
-                q, k.index_select(0, at), v.index_select(0, at), queries, keys, causal=False
-            )
-            # Where there is no beginning, the kernel writes zeros and a total of +∞.
-            apart = torch.where(other_total.isposinf(), -torch.inf, other_total) - total  # [heads, tokens]
-            out = torch.lerp(out.float(), others.float(), apart.sigmoid().T[:, :, None]).to(out.dtype)
-            total = total + F.softplus(apart)
+        out, total = ragged_forward(q, k, v, ragged)
         ctx.save_for_backward(q, k, v, out, total)
         ctx.ragged = ragged
         return out
@@ -217,62 +225,33 @@ class _RaggedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, out, total = ctx.saved_tensors
-        own, queries, keys, at = ctx.ragged.own, ctx.ragged.queries, ctx.ragged.keys, ctx.ragged.at
-        of_q, of_k, of_v = flash_backward(gradient, q, k, v, out, total, own, own, causal=True)
-        if queries is not None:
-            q_part, k_part, v_part = flash_backward(
-                gradient, q, k.index_select(0, at), v.index_select(0, at), out, total, queries, keys, causal=False
-            )
-            of_q += q_part
-            if (unread := ctx.ragged.unread) is not None:  # nobody wrote there
-                k_part, v_part = (x.masked_fill(unread[:, None, None], 0.0) for x in (k_part, v_part))
-            # A beginning that many share is added up in fp32: bf16 would round at every addition.
-            of_k = of_k.float().index_add_(0, at, k_part.float()).to(k.dtype)
-            of_v = of_v.float().index_add_(0, at, v_part.float()).to(v.dtype)
-        return of_q, of_k, of_v, None
+        return *ragged_backward(gradient, q, k, v, out, total, ctx.ragged), None
 
 
-def flash_takes(q: Tensor) -> bool:
-    """Whether torch's flash kernels can attend to these heads, [tokens, heads, d]."""
-    return (
-        q.is_cuda
-        and torch.version.hip is None  # there it returns its totals in another layout
-        and q.dtype in (torch.bfloat16, torch.float16)
-        and q.shape[-1] % 8 == 0
-        and q.shape[-1] <= 256
-        and torch.backends.cuda.is_flash_attention_available()
-    )
+def takes_ragged(q: Tensor) -> bool:
+    """Whether the kernels can attend to these heads, [tokens, heads, d]."""
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= 128 and triton_installed()
 
 
-def flash_forward(q: Tensor, k: Tensor, v: Tensor, queries: Span, keys: Span, causal: bool) -> tuple[Tensor, Tensor]:
-    """Mixed values, like q, and log Σ exp(score) of each query, [heads, tokens].
-
-    This calls what `torch.nn.attention.varlen` calls: that function has other arguments in every version of torch,
-    the operation below it has not, and only there can the totals of a larger whole be put in (see `Ragged`).
-    """
-    out, total, *_ = torch.ops.aten._flash_attention_forward(
-        q, k, v, queries.bounds, keys.bounds, queries.longest, keys.longest, 0.0, causal, False
-    )
-    return out, total
+@cache
+def triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
-def flash_backward(
-    gradient: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    total: Tensor,
-    queries: Span,
-    keys: Span,
-    causal: bool,
+def ragged_forward(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
+    """Mixed values, like q, and log Σ exp(score) of each query, [heads, tokens]."""
+    from reasonlab.model import attention_kernels
+
+    return attention_kernels.forward(q, k, v, ragged)
+
+
+def ragged_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, ragged: Ragged
 ) -> tuple[Tensor, Tensor, Tensor]:
-    no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
-    of_q, of_k, of_v = torch.ops.aten._flash_attention_backward(
-        gradient, q, k, v, out, total, queries.bounds, keys.bounds, queries.longest, keys.longest, 0.0, causal,
-        *no_dropout,
-    )  # fmt: skip
-    return of_q, of_k, of_v
+    """The gradients of q, k and v."""
+    from reasonlab.model import attention_kernels
+
+    return attention_kernels.backward(gradient, q, k, v, out, total, ragged)
 
 
 def to_device(array: NDArray[Any], device: torch.device | str) -> Tensor:

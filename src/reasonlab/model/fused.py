@@ -7,8 +7,6 @@ dtype of the weights, as in decoding, so that sampling and training round alike.
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reasonlab.model.accumulate import add_product, sum_of
+from reasonlab.model.attention import triton_installed
 from reasonlab.model.rope import rotate
 
 LOGIT_BYTES = 1 << 30
@@ -24,13 +23,8 @@ KEPT_SHARE = 16
 """Logits are kept if they take at most this part of the device's memory; else they are computed a second time."""
 
 
-@cache
-def _triton_installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def uses_kernels(x: Tensor) -> bool:
-    return x.is_cuda and _triton_installed()
+    return x.is_cuda and triton_installed()
 
 
 def residual(x: Tensor) -> Tensor:

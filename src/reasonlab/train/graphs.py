@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from reasonlab.model import accumulate
-from reasonlab.model.attention import PackedCausal, Pieces, Ragged, Span, bounds_of, for_device
+from reasonlab.model.attention import BLOCK, PackedCausal, Pieces, Ragged, for_device
 from reasonlab.model.transformer import Attend
 from reasonlab.train.batch import Layout
 
@@ -54,16 +54,13 @@ class Caps(NamedTuple):
     """Sizes that cost next to nothing where they are larger than needed. They never shrink, so shapes stay few."""
 
     sequences: int = 16
-    longest: int = FILLING  # sequence, without a beginning that it shares
-    beginnings: int = 16  # pieces of queries, and of the keys that they ask
-    longest_queries: int = FILLING
-    longest_keys: int = FILLING
-    keys: int = FILLING  # of all beginnings together
+    beginnings: int = 16
+    keys: int = 256  # of all beginnings together
 
     def grown(self, pieces: Pieces) -> Caps:
-        needed = [len(pieces.own), pieces.own.max()]
+        needed = [len(pieces.own)]
         if pieces.shared:
-            needed += [len(pieces.keys), pieces.queries.max(), pieces.keys.max(), len(pieces.at)]
+            needed += [len(pieces.keys), len(pieces.at)]
         sizes = [max(cap, power_of_two(int(n))) for cap, n in zip(self, needed, strict=False)]
         return Caps(*sizes, *self[len(sizes) :])
 
@@ -96,35 +93,35 @@ class Inputs:
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
         caps = shape.caps
-        keys, beginnings = (caps.keys, caps.beginnings + 1) if shape.shared else (0, 0)
+        keys = caps.keys if shape.shared else 0
         sizes = (shape.tokens, shape.tokens, shape.readers, shape.readers, keys)
         self.shape, self.device = shape, device
         self.numbers = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         self.ids, self.positions, self.readers, self.targets, self.at = self.numbers.split(sizes)
-        bounds = (caps.sequences + 1, beginnings, beginnings)
-        self.bounds = torch.zeros(sum(bounds), dtype=torch.int32, device=device)
-        self.own, self.queries, self.key_bounds = self.bounds.split(bounds)
+        # Every piece has one block that is not full, at most.
+        self.block_count = shape.tokens // BLOCK + caps.sequences
+        self.key_block_count = keys // BLOCK + caps.beginnings if shape.shared else 0
+        parts = (5 * self.block_count, 4 * self.key_block_count)
+        self.tables = torch.zeros(sum(parts), dtype=torch.int32, device=device)
+        self.blocks, self.key_blocks = (x.view(n, -1) for x, n in zip(self.tables.split(parts), (5, 4), strict=True))
         self.slopes = torch.zeros(shape.readers, device=device)  # of the loss, at each reader
 
     def write(self, layout: Layout, packed: PackedCausal, pieces: Pieces) -> None:
         caps = self.shape.caps
         numbers: list[NDArray[np.int64]] = [layout.ids, packed.positions.numpy(), layout.readers, layout.targets]
-        bounds = [bounds_of(pieces.own, caps.sequences)]
+        tables = [pieces.query_blocks(self.block_count)]
         if self.shape.shared:
             # What is filled in is read by nobody. It is spread over the tokens, as the readers are.
             numbers += [pieces.at, np.arange(caps.keys - len(pieces.at)) % self.shape.tokens]
-            bounds += [bounds_of(sizes, caps.beginnings) for sizes in (pieces.queries, pieces.keys)]
-        for here, arrays in ((self.numbers, numbers), (self.bounds, bounds)):
-            here.copy_(for_device(np.concatenate(arrays), self.device), non_blocking=True)
+            tables.append(pieces.key_blocks(self.key_block_count))
+        for here, array in (
+            (self.numbers, np.concatenate(numbers)),
+            (self.tables, np.concatenate([table.ravel() for table in tables])),
+        ):
+            here.copy_(for_device(array, self.device), non_blocking=True)
 
     def ragged(self) -> Ragged:
-        caps = self.shape.caps
-        own = Span(self.own, caps.longest)
-        if not self.shape.shared:
-            return Ragged(own)
-        unread = torch.arange(caps.keys, device=self.device) >= self.key_bounds[-1]
-        keys = Span(self.key_bounds, caps.longest_keys)
-        return Ragged(own, Span(self.queries, caps.longest_queries), keys, self.at, unread)
+        return Ragged(self.blocks, self.at, self.key_blocks) if self.shape.shared else Ragged(self.blocks)
 
 
 class Captured(NamedTuple):
@@ -183,7 +180,7 @@ class UpdateGraphs:
         torch._foreach_zero_(self.sums)
 
     def forward(self, layout: Layout) -> Pass | None:
-        """None if the pack's sequences do not lie as flash attention wants them."""
+        """None if the pack's sequences do not lie as the kernels want them."""
         tokens, readers = filled_size(len(layout.ids)), filled_size(len(layout.readers))
         filled = layout.filled(tokens, readers, FILLING)
         packed = PackedCausal(filled.lengths, "cpu", filled.sequences)

@@ -102,7 +102,7 @@ class Learner:
             return False
         heads = model.embedding.weight.new_empty(1, 1, model.config.head_dim)
         asked_for = graphs.CAPTURE and not self.config.recompute and bool(self.working_parameters)
-        return asked_for and uses_kernels(heads) and attention.flash_takes(heads)
+        return asked_for and uses_kernels(heads) and attention.takes_ragged(heads)
 
     def new_graphs(self) -> graphs.UpdateGraphs:
         compute = partial(read_pack, self.working, self.temperature, True, True)
