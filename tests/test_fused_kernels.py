@@ -55,6 +55,17 @@ def test_add_norm_keeps_the_sum_in_fp32(kernels: Any) -> None:
     assert_close([of_branch], [of_x], 1e-2)  # the interpreter cuts off where a device rounds
 
 
+@pytest.mark.parametrize("rows", [0, 1, 5, 130, 300])
+@pytest.mark.parametrize("width", [3, 64, 100])
+def test_column_sum(kernels: Any, rows: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SUMMED_ROWS", 140)
+    monkeypatch.setattr(kernels, "PART_ROWS", 64)  # five parts, the last of which is short
+    x = normal(rows, width).detach()
+    assert_close([kernels.column_sum(x), fused.column_sum(x)], [x.sum(0)] * 2, 1e-5)
+    low = kernels.column_sum(x.to(torch.bfloat16), torch.float32)
+    assert_close([low], [x.to(torch.bfloat16).float().sum(0)], 1e-5)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 8), (9, 3, 64), (7, 1, 24), (3, 3, 2)])
 def test_rotation(kernels: Any, heads: int, kv_heads: int, head_dim: int) -> None:
     count = heads + 2 * kv_heads
@@ -107,11 +118,12 @@ types = {
     **dict.fromkeys(("out", "x", "logits"), low),
     **dict.fromkeys(("total", "inverse", "of_total", "of_x", "parts", "cos", "sin"), high),
     **dict.fromkeys(("logprobs", "entropies", "totals", "slopes"), high),
-    **dict.fromkeys(("width", "tokens", "programs", "turned", "heads", "half", "vocabulary"), number),
+    **dict.fromkeys(("width", "tokens", "programs", "turned", "heads", "half", "vocabulary", "count", "rows"), number),
     **dict.fromkeys(("eps", "sign", "factor"), "fp32"),
     "targets": ids,
 }
 constants = {"WITH_BRANCH": True, "WITH_TOTAL": True, "BLOCK": 1024, "HEADS": 16, "HALF": 32}
+constants |= {"COLUMNS": 32, "ROWS": 128}
 jobs = [(f, types, constants) for f in vars(kernels).values() if isinstance(f, triton.JITFunction)]
 types = {
     **dict.fromkeys(("q", "k", "v", "out", "gradient", "of_q", "of_k", "of_v"), low),
@@ -145,4 +157,4 @@ def test_the_kernels_compile_for_a_device_that_is_not_here(tmp_path: Path) -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) == 13
+    assert int(done.stdout) == 14

@@ -82,11 +82,13 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        from reasonlab.model.fused import column_sum  # which imports this module
+
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         if of_weight:
             add_product(ctx.total, g, x)
-        return g @ weight if of_x else None, None, g.sum(0) if of_bias else None, None
+        return g @ weight if of_x else None, None, column_sum(g) if of_bias else None, None
 
 
 class _Embedding(torch.autograd.Function):

@@ -23,6 +23,7 @@ from reasonlab.model.attention import BLOCK, Ragged
 BUSY = 528
 """Programs that keep an H200 busy: two at a time on each multiprocessor, twice. With fewer, heads are not added up in
 one program but apart."""
+STAGES = 2  # of tiles that are fetched ahead; more cost more memory than they gain
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
@@ -36,7 +37,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged) -> tuple[Tensor, Te
         _forward[(blocks.shape[1], heads)](
             q, k, v, out, total, blocks, blocks if at is None else at,
             tokens, blocks.shape[1], q.stride(0), k.stride(0), v.stride(0), d**-0.5,
-            heads, k.shape[1], d, _padded(d), BLOCK, at is not None, num_warps=_warps(d),
+            heads, k.shape[1], d, _padded(d), BLOCK, at is not None, num_warps=_warps(d), num_stages=STAGES,
         )  # fmt: skip
     return out, total
 
@@ -55,36 +56,27 @@ def backward(
         return of_q, torch.empty_like(k), torch.empty_like(v)
     _of_queries[(blocks.shape[1], heads)](
         gradient, q, k, v, out, total, along, of_q, blocks, blocks if at is None else at,
-        tokens, blocks.shape[1], *strides, d**-0.5, *sizes, at is not None, num_warps=_warps(d),
+        tokens, blocks.shape[1], *strides, d**-0.5, *sizes, at is not None, num_warps=_warps(d), num_stages=STAGES,
     )  # fmt: skip
 
-    def of_keys(table: Tensor, rows: int, per: int, dtype: torch.dtype, beginning: bool) -> tuple[Tensor, Tensor]:
+    def of_keys(table: Tensor, rows: int, per: int, dtype: torch.dtype, beginning: bool) -> Tensor:
         """The gradients of keys and values, one for every `per` heads, in rows of their own or in those of `at`."""
-        shape = (rows, heads // per, d)
         new = torch.zeros if beginning else torch.empty  # the rows that only fill `at` up are nobody's
-        of_k, of_v = (new(shape, dtype=dtype, device=q.device) for _ in range(2))
+        both = new((2, rows, heads // per, d), dtype=dtype, device=q.device)
         _of_keys[(table.shape[1], heads // per)](
-            gradient, q, k, v, total, along, of_k, of_v, table, table if at is None else at,
-            tokens, table.shape[1], *strides, d**-0.5, *sizes, per, beginning, num_warps=_warps(d),
+            gradient, q, k, v, total, along, *both, table, table if at is None else at,
+            tokens, table.shape[1], *strides, d**-0.5, *sizes, per, beginning, num_warps=_warps(d), num_stages=STAGES,
         )  # fmt: skip
-        return of_k, of_v
+        # The heads that read the same keys are added up, if they are not yet.
+        return both if both.shape[2] == kv_heads else both.unflatten(2, (kv_heads, -1)).sum(3)
 
-    group = heads // kv_heads
-    per = group if tokens // BLOCK * kv_heads >= BUSY else 1
-    of_k, of_v = (_group_sum(x, kv_heads) for x in of_keys(blocks, tokens, per, k.dtype, False))
+    per = heads // kv_heads if tokens // BLOCK * kv_heads >= BUSY else 1
+    both = of_keys(blocks, tokens, per, k.dtype, False)
     if at is not None and ragged.key_blocks is not None:
-        parts = of_keys(ragged.key_blocks, len(at), 1, torch.float32, True)
         # A beginning that many share is added up in fp32: bf16 would round at every addition.
-        of_k, of_v = (
-            own.float().index_add_(0, at, _group_sum(part, kv_heads)).to(own.dtype)
-            for own, part in zip((of_k, of_v), parts, strict=True)
-        )
-    return of_q, of_k, of_v
-
-
-def _group_sum(x: Tensor, kv_heads: int) -> Tensor:
-    """The heads that read the same keys added up, if they are not yet."""
-    return x if x.shape[1] == kv_heads else x.unflatten(1, (kv_heads, -1)).sum(2)
+        parts = of_keys(ragged.key_blocks, len(at), 1, torch.float32, True)
+        both = both.float().index_add_(1, at, parts).to(k.dtype)
+    return of_q, both[0], both[1]
 
 
 def _lines(x: Tensor) -> Tensor:

@@ -75,6 +75,15 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def column_sum(x: Tensor) -> Tensor:
+    """The sum of all rows, in fp32 and then rounded."""
+    if uses_kernels(x):
+        from reasonlab.model import kernels
+
+        return kernels.column_sum(x)
+    return x.sum(0)
+
+
 # --- the head --------------------------------------------------------------------------------------------------------
 
 

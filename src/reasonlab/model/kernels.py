@@ -17,6 +17,9 @@ from torch import Tensor
 
 ELEMENTS = 1024  # of a row that one program handles, where rows may be cut
 VOCABULARY = 4096  # logits read at a time
+COLUMNS = 32  # that one program adds up
+SUMMED_ROWS = 2048  # that are added up at once
+PART_ROWS = 512  # and of more, in each part
 NORM_PROGRAMS = 1056  # that go over the rows in the backward pass of a norm, 8 for each of 132 multiprocessors
 
 
@@ -105,7 +108,7 @@ def _norm_backward(
         of_x, of_x if of_branch is None else of_branch, parts, tokens, width, programs,
         of_total is not None, of_branch is not None, block, num_warps=_warps(block),
     )  # fmt: skip
-    return of_x, of_branch, parts.sum(0).to(weight.dtype)
+    return of_x, of_branch, column_sum(parts, weight.dtype)
 
 
 @triton.jit
@@ -151,6 +154,43 @@ def _add_norm_backward(
         if WITH_BRANCH:
             tl.store(of_branch + at, gradient.to(of_branch.dtype.element_ty), mask=inside)
     tl.store(parts + program * width + column, of_weight, mask=column < width)
+
+
+# --- sums of columns ------------------------------------------------------------------------------------------------
+
+
+def column_sum(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """x.sum(0), [rows, columns] -> [columns]: in parts of the rows first, if they are many."""
+    dtype, rows = dtype or x.dtype, x.shape[0]
+    if rows > SUMMED_ROWS:
+        return column_sum(_sum_rows(x, torch.float32, PART_ROWS), dtype)
+    return _sum_rows(x, dtype, max(1, rows))[0]
+
+
+def _sum_rows(x: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
+    """The sum of each so many rows."""
+    x = x.contiguous()
+    count, width = x.shape
+    parts = triton.cdiv(count, rows)
+    out = torch.empty(max(1, parts), width, dtype=dtype, device=x.device)
+    if not count:
+        return out.zero_()
+    _column_sum[(triton.cdiv(width, COLUMNS), parts)](x, out, count, width, rows, COLUMNS, 128, num_warps=4)
+    return out
+
+
+@triton.jit(do_not_specialize=["count", "rows"])
+def _column_sum(x, out, count, width, rows, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(1) * rows
+    end = tl.minimum(first + rows, count)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(first, end, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < end)[:, None] & (column < width)[None, :]
+        total += tl.load(x + row.to(tl.int64)[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    at = tl.program_id(1) * width + column
+    tl.store(out + at, tl.sum(total, 0).to(out.dtype.element_ty), mask=column < width)
 
 
 # --- rotary positions ------------------------------------------------------------------------------------------------
@@ -299,8 +339,11 @@ def turn_logits(logits: Tensor, targets: Tensor, temperature: float, totals: Ten
 def _read_logits(logits, targets, logprobs, entropies, totals, vocabulary, factor, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = logits + row * vocabulary
-    # Of what was read so far: the largest x, and with z = x − largest the sums of exp(z) and of z exp(z).
-    largest, mass, moment = -1e30, 0.0, 0.0
+    # Of what was read so far: the largest x, and with z = x − largest the sums of exp(z) and of z exp(z), each place of
+    # a block for itself: only the largest must be known to all of them.
+    largest = -1e30
+    masses = tl.zeros((BLOCK,), tl.float32)
+    moments = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, vocabulary, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < vocabulary
@@ -309,9 +352,10 @@ def _read_logits(logits, targets, logprobs, entropies, totals, vocabulary, facto
         z, shift = tl.where(inside, x - new, 0.0), largest - new
         weight = tl.where(inside, tl.exp(z), 0.0)
         old = tl.exp(shift)
-        moment = old * (moment + shift * mass) + tl.sum(z * weight)
-        mass = old * mass + tl.sum(weight)
+        moments = old * (moments + shift * masses) + z * weight
+        masses = old * masses + weight
         largest = new
+    mass, moment = tl.sum(masses), tl.sum(moments)
     chosen = tl.load(at + tl.load(targets + row)).to(tl.float32) * factor
     tl.store(totals + row, largest + tl.log(mass))
     tl.store(logprobs + row, chosen - largest - tl.log(mass))
