@@ -3,10 +3,10 @@
 One optimizer step: examples are packed into micro-batches by token budget, each gives the sum of its losses divided
 by one count that was taken over the whole step, gradients are added in a fixed order in fp32, clipped, and AdamW
 moves the fp32 weights. On CUDA in bf16 a copy of the weights does the computing (`working`): gradients are taken
-with respect to it, and it is written anew after each step. The engine samples with the same copy. Forward and backward
-pass are captured as CUDA graphs there (`graphs.py`). Nothing waits for the device between the first micro-batch and the
-norm of the gradient, but to capture. On the CPU micro-batches are shared out to threads that each compute
-single-threaded; the order of the sum does not depend on them, so neither does the result.
+with respect to it, and each step writes it anew (`adamw.py`). The engine samples with the same copy. Forward and
+backward pass are captured as CUDA graphs there (`graphs.py`). Nothing waits for the device between the first
+micro-batch and the norm of the gradient, but to capture. On the CPU micro-batches are shared out to threads that each
+compute single-threaded; the order of the sum does not depend on them, so neither does the result.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from reasonlab.model.attention import PackedCausal, to_device
 from reasonlab.model.fused import head_logprobs, uses_kernels
 from reasonlab.model.transformer import Attend, Transformer
 from reasonlab.train import graphs
+from reasonlab.train.adamw import AdamW
 from reasonlab.train.batch import Example, Layout, TokenBatch, Totals, micro_batches, pack
 
 Loss = Callable[[Tensor, TokenBatch], tuple[Tensor, dict[str, Tensor]]]
@@ -86,14 +87,7 @@ class Learner:
         self.working_parameters = [p for p in self.working.parameters() if p.requires_grad]
         self.graphs = self.new_graphs() if self._captures() else None
         self.steps = 0
-        self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self.optimizer = AdamW(self.parameters, config.lr, config.betas, config.eps, config.weight_decay)
 
     def _captures(self) -> bool:
         """Whether everything that an update launches can be captured."""
@@ -162,8 +156,8 @@ class Learner:
     def _move(self, gradients: Sequence[Tensor], losses: Sequence[Tensor], lr: float) -> Tensor:
         """Clip the gradients and step; returns their norm. Nothing moves unless some loss and the norm are finite.
 
-        On CUDA nobody waits to see that: the fused optimizer itself divides by `grad_scale` and stops at `found_inf`,
-        and so everything is launched while the device still computes the gradients.
+        On CUDA nobody waits to see that: the optimizer itself divides by the scale and stops at `found_inf`, and so
+        everything is launched while the device still computes the gradients.
         """
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -172,10 +166,10 @@ class Learner:
         most = self.config.clip_grad_norm
         if self.device.type == "cuda":
             norm = torch.nn.utils.get_total_norm(gradients)
-            self.optimizer.grad_scale = ((norm + 1e-6) / most).clamp(min=1.0)  # type: ignore[attr-defined]
-            self.optimizer.found_inf = (~(norm.isfinite() & some_finite)).float()  # type: ignore[attr-defined]
-            self.optimizer.step()
-            self.refresh()
+            scale = ((norm + 1e-6) / most).clamp(min=1.0)
+            found_inf = (~(norm.isfinite() & some_finite)).float()
+            copies = [] if self.working is self.model else self.working_parameters
+            self.optimizer.step_and_copy(copies, scale, found_inf)
         else:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, most)
             if norm.isfinite() and some_finite:
@@ -185,7 +179,7 @@ class Learner:
         return norm
 
     def refresh(self) -> None:
-        """Write the working copy anew: after a step, or after somebody else changed the weights."""
+        """Write the whole working copy anew: after a step on the CPU, or after somebody else changed the weights."""
         if self.working is not self.model:
             with torch.no_grad():
                 torch._foreach_copy_(list(self.working.parameters()), list(self.model.parameters()))
