@@ -70,7 +70,7 @@ SHAPES = {
 }
 LEARNING_RATE, BETAS, CLIP_NORM = 1e-6, (0.9, 0.95), 1.0
 WARMUP = 3  # after the first step: sizes settle, every shape is seen, the second time captured
-TOP_KERNELS = 12
+TOP_KERNELS = 40
 Step = Callable[[], None]
 Gradients = dict[str, Tensor]
 

@@ -68,7 +68,7 @@ class AdamW(torch.optim.AdamW):
 
         group = self.param_groups[0]
         steps = [self.state[p]["step"] for p in group["params"]]
-        torch._foreach_add_(steps, 1 - found_inf)
+        torch._foreach_add_(steps, [1 - found_inf] * len(steps))  # a single number would be read on the host
         options = (group["lr"], group["betas"], group["eps"], group["weight_decay"])
         kernels.adamw(table, CHUNK, steps[0], scale, found_inf, *options)
 
