@@ -14,7 +14,7 @@ ours                the learner as it trains; on CUDA its passes are captured as
 eager               the same without graphs: every operation is launched from Python
 no-kernels          the same without our Triton kernels: torch operations, autograd, the head in chunks
 compiled            the same without our kernels, each layer through torch.compile
-padded              the same with padded attention in place of flash attention on ragged sequences
+padded              the same with padded attention in place of kernels that read ragged sequences
 recomputed-logits   the same with the logits computed again in the backward pass, as for packs too large to keep them
 recomputed-layers   the same with `learner.recompute`
 transformers        eager, SDPA, fp32 weights under bf16 autocast: what its Trainer does with bf16=True
@@ -37,7 +37,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -205,7 +205,10 @@ def without_kernels() -> Iterator[None]:
     def never(_: Tensor) -> bool:
         return False
 
-    with patch.object(fused, "uses_kernels", never), patch.object(learner_module, "uses_kernels", never):
+    places = [(fused, "uses_kernels"), (learner_module, "uses_kernels"), (attention, "takes_ragged")]
+    with ExitStack() as stack:
+        for module, name in places:
+            stack.enter_context(patch.object(module, name, never))
         yield
 
 
@@ -220,7 +223,7 @@ SIDES: dict[str, tuple[Callable[[Work], tuple[Step, Gradients]], Callable[[], An
     "eager": (ours, lambda: patch.object(graphs, "CAPTURE", False)),
     "no-kernels": (ours, without_kernels),
     "compiled": (ours, compiled),
-    "padded": (ours, lambda: patch.object(attention, "flash_takes", lambda q: False)),
+    "padded": (ours, lambda: patch.object(attention, "takes_ragged", lambda q: False)),
     "recomputed-logits": (ours, lambda: patch.object(fused, "KEPT_SHARE", 1 << 40)),
     "recomputed-layers": (lambda work: ours(work, recompute=True), nullcontext),
     "transformers": (lambda work: transformers_side(work, torch.float32, work.device == "cuda"), nullcontext),

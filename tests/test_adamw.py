@@ -291,6 +291,34 @@ def test_what_the_kernel_cannot_take(change: Callable[[Pair], None], by_kernel: 
     assert bool(launches) is by_kernel
 
 
+def test_a_gradient_that_lies_otherwise_than_its_weight() -> None:
+    """Rows must not be taken for columns, by the kernel or by torch."""
+    moved = []
+    for turned in (False, True):
+        learner = device_learner()
+        gradients = [torch.randn_like(p).fill_(1.0).cumsum(0) for p in learner.parameters]
+        if turned:
+            gradients = [g.T.contiguous().T if g.dim() == 2 else g for g in gradients]
+            assert any(g.stride() != p.stride() for g, p in zip(gradients, learner.parameters, strict=True))
+        learner._move(gradients, [torch.zeros((), device=DEVICE)], 1e-2)
+        moved.append([p.detach().clone() for p in learner.parameters])
+    assert_close(moved[1], moved[0])
+
+
+def test_parameters_that_begin_later_or_have_no_gradient(launches: list[int]) -> None:
+    pairs = [[torch.nn.Parameter(torch.zeros(8, device=DEVICE)) for _ in range(2)] for _ in range(2)]
+    mine = AdamW(pairs[0], 0.1, (0.9, 0.99), 1e-8, 0.0)
+    right = torch.optim.AdamW(pairs[1], lr=0.1, betas=(0.9, 0.99), weight_decay=0.0)
+    for given in ((True, False), (True, True), (True, True)):
+        for pair in pairs:
+            for weight, one, seed in zip(pair, given, (1, 2), strict=True):
+                weight.grad = draw([(8,)], seed)[0] if one else None
+        mine.step_and_copy([], number(1.0), number(0.0))
+        right.step()
+        assert_close(pairs[0], pairs[1])
+    assert not launches, "their counters differ, and the kernel reads one"
+
+
 def test_parameters_in_bf16_are_moved_by_torch(launches: list[int]) -> None:
     weight = nn.Parameter(torch.ones(5, device=DEVICE, dtype=torch.bfloat16))
     optimizer = AdamW([weight], **OPTIONS)

@@ -134,7 +134,8 @@ types = {
 for shared in (False, True):
     constants = {"HEADS": 14, "KV_HEADS": 2, "HEAD_DIM": 64, "BLOCK_D": 64, "BLOCK": 64}
     constants |= {"SHARED": shared, "BEGINNING": shared, "PER": 1 if shared else 7}
-    named = (attention_kernels._forward, attention_kernels._of_queries, attention_kernels._of_keys)
+    names = ("_packed_forward", "_packed_of_queries", "_packed_of_keys")
+    named = [getattr(attention_kernels, name) for name in names]
     jobs += [(f, types, constants) for f in named]
 for function, types, constants in jobs:
     own = {(i,): constants[name] for i, name in enumerate(function.arg_names) if name in constants}

@@ -265,27 +265,32 @@ def test_inner_steps_share_out_whole_groups(tmp_path: Path) -> None:
     assert sum(map(len, prompts)) == len(set.union(*prompts)) == len(groups)
 
 
-@pytest.mark.parametrize("inner_steps", [1, 2])
-def test_logprobs_are_measured_where_the_policy_has_moved(
-    tmp_path: Path, inner_steps: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("inner_steps", "epochs"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_the_policy_before_the_update_is_the_learners(
+    tmp_path: Path, inner_steps: int, epochs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on CUDA, where sampling and training differ: before the first step of an iteration both are one policy."""
-    results = []
-    for device in ("cpu", "cuda"):
-        settings = config(learner={"lr": 1e-4, "inner_steps": inner_steps}, method={"type": "mirror_descent"})
-        trainer = start(settings, tmp_path / device, ["test"], Silent())
-        asked: list[int] = []
-        logprobs = trainer.learner.logprobs
+    """As on CUDA, with an engine that differs from the learner: while the weights stand still, so does the ratio."""
+    learner = {"lr": 1e-9, "inner_steps": inner_steps, "epochs": epochs}
+    settings = config(learner=learner, method={"type": "mirror_descent", "reset_optimizer": False})
+    trainer = start(settings, tmp_path / "run", ["test"], Silent())
+    trainer.config = trainer.config.model_copy(update={"device": "cuda"})
+    asked: list[int] = []
+    logprobs = trainer.learner.logprobs
 
-        def measured(examples: Any, asked: list[int] = asked, logprobs: Any = logprobs) -> Any:
-            asked.extend(len(e.response) for e in examples)
-            return logprobs(examples)
+    def measured(examples: Any) -> Any:
+        asked.extend(len(e.response) for e in examples)
+        return logprobs(examples)
 
-        monkeypatch.setattr(trainer.learner, "logprobs", measured)
-        trainer.config = trainer.config.model_copy(update={"device": device})
-        groups = trainer.source.groups(1)
-        steps = trainer._update(1, groups, [])
-        lengths = sorted(len(e.response) for e in list(trainer._shares(1, 0, trainer.method.examples(groups)))[-1])
-        assert sorted(asked) == (lengths if device == "cuda" and inner_steps == 2 else [])
-        results.append([x for step in steps for x in (step.loss, step.grad_norm, step.mismatch)])
-    assert results[1] == pytest.approx(results[0], rel=2e-2)  # Adam makes much of little in its first step
+    monkeypatch.setattr(trainer.learner, "logprobs", measured)
+    groups = trainer.source.groups(1)
+    for group in groups:
+        for rollout in group.rollouts:
+            rollout.logprobs = (np.asarray(rollout.logprobs) + 0.1).astype(np.float32)
+    steps = trainer._update(1, groups, [])
+    assert len(steps) == inner_steps * epochs
+    assert [step.metrics["log_ratio_abs"] for step in steps] == pytest.approx([0.0] * len(steps), abs=1e-3)
+    assert steps[0].mean_mismatch == pytest.approx(0.1, abs=1e-3), "what is told is the engine's"
+    # Before the first step both are one policy, so the first share is measured only if it comes again.
+    shares = list(trainer._shares(1, 0, trainer.method.examples(groups)))
+    again = shares if epochs > 1 else shares[1:]
+    assert sorted(asked) == sorted(len(e.response) for share in again for e in share)

@@ -21,3 +21,10 @@ def test_the_benchmark_in_miniature(tmp_path: Path) -> None:
         assert one.cosine > 0.999999
         assert one.worst < 1e-4
     assert json.loads(out.read_text())["results"]["tiny"][0]["side"] == "ours"
+
+
+def test_every_side_switches_what_is_there() -> None:
+    """A name that was changed elsewhere is an error here, not on a device only."""
+    for switch in (switch for _, switch in load_script("update").SIDES.values()):
+        with switch():
+            pass

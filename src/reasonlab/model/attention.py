@@ -229,7 +229,10 @@ class _RaggedAttention(torch.autograd.Function):
 
 
 def takes_ragged(q: Tensor) -> bool:
-    """Whether the kernels can attend to these heads, [tokens, heads, d]."""
+    """Whether the kernels can attend to these heads, [tokens, heads, d].
+
+    Larger heads would not leave their tiles room on a multiprocessor, and fp32 would be slow: both are padded.
+    """
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= 128 and triton_installed()
 
 

@@ -34,7 +34,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged) -> tuple[Tensor, Te
     total = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
     blocks, at = ragged.blocks, ragged.at
     if blocks.numel():
-        _forward[(blocks.shape[1], heads)](
+        _packed_forward[(blocks.shape[1], heads)](
             q, k, v, out, total, blocks, blocks if at is None else at,
             tokens, blocks.shape[1], q.stride(0), k.stride(0), v.stride(0), d**-0.5,
             heads, k.shape[1], d, _padded(d), BLOCK, at is not None, num_warps=_warps(d), num_stages=STAGES,
@@ -54,7 +54,7 @@ def backward(
     sizes = (heads, kv_heads, d, _padded(d), BLOCK)
     if not blocks.numel():
         return of_q, torch.empty_like(k), torch.empty_like(v)
-    _of_queries[(blocks.shape[1], heads)](
+    _packed_of_queries[(blocks.shape[1], heads)](
         gradient, q, k, v, out, total, along, of_q, blocks, blocks if at is None else at,
         tokens, blocks.shape[1], *strides, d**-0.5, *sizes, at is not None, num_warps=_warps(d), num_stages=STAGES,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def backward(
         """The gradients of keys and values, one for every `per` heads, in rows of their own or in those of `at`."""
         new = torch.zeros if beginning else torch.empty  # the rows that only fill `at` up are nobody's
         both = new((2, rows, heads // per, d), dtype=dtype, device=q.device)
-        _of_keys[(table.shape[1], heads // per)](
+        _packed_of_keys[(table.shape[1], heads // per)](
             gradient, q, k, v, total, along, *both, table, table if at is None else at,
             tokens, table.shape[1], *strides, d**-0.5, *sizes, per, beginning, num_warps=_warps(d), num_stages=STAGES,
         )  # fmt: skip
@@ -125,7 +125,7 @@ def _see(queries, keys, values, factor, visible, top, mass, mixed, MASKED: tl.co
 
 
 @triton.jit(do_not_specialize=["tokens", "size"])  # they change with every micro-batch
-def _forward(
+def _packed_forward(
     q, k, v, out, total, blocks, at, tokens, size, q_stride, k_stride, v_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     SHARED: tl.constexpr,
@@ -176,13 +176,13 @@ def _turn(queries, slopes, keys, values, factor, level, along, visible, of_queri
 
 
 @triton.jit(do_not_specialize=["tokens", "size"])
-def _of_queries(
+def _packed_of_queries(
     gradient, q, k, v, out, total, along, of_q, blocks, at, tokens, size,
     gradient_stride, q_stride, k_stride, v_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     SHARED: tl.constexpr,
 ):  # fmt: skip
-    """As `_forward`; also writes D."""
+    """As `_packed_forward`; also writes D."""
     entry, head = blocks + tl.program_id(0), tl.program_id(1)
     first, start, end = tl.load(entry), tl.load(entry + size), tl.load(entry + 2 * size)
     if first >= end:
@@ -196,8 +196,8 @@ def _of_queries(
     queries = _load(q + head * HEAD_DIM, row, inside, column, q_stride, HEAD_DIM)
     slopes = _load(gradient + head * HEAD_DIM, row, inside, column, gradient_stride, HEAD_DIM)
     mixed = _load(out + head * HEAD_DIM, row, inside, column, HEADS * HEAD_DIM, HEAD_DIM)
-    d = tl.sum(slopes.to(tl.float32) * mixed.to(tl.float32), 1)
-    tl.store(along + head * tokens + row, d, mask=inside)
+    inner = tl.sum(slopes.to(tl.float32) * mixed.to(tl.float32), 1)
+    tl.store(along + head * tokens + row, inner, mask=inside)
     level = tl.load(total + head * tokens + row, mask=inside, other=0.0) * _LOG2E
     factor = scale * _LOG2E
     result = tl.zeros([BLOCK, BLOCK_D], tl.float32)
@@ -208,19 +208,19 @@ def _of_queries(
             key = tl.load(at + place + step, mask=seen, other=0)
             keys = _load(k, key, seen, column, k_stride, HEAD_DIM)
             values = _load(v, key, seen, column, v_stride, HEAD_DIM)
-            result = _turn(queries, slopes, keys, values, factor, level, d, seen[None, :], result, True)
+            result = _turn(queries, slopes, keys, values, factor, level, inner, seen[None, :], result, True)
     for place in range(start, first, BLOCK):
         keys = _load(k, place + step, everything, column, k_stride, HEAD_DIM)
         values = _load(v, place + step, everything, column, v_stride, HEAD_DIM)
-        result = _turn(queries, slopes, keys, values, factor, level, d, everything[None, :], result, False)
+        result = _turn(queries, slopes, keys, values, factor, level, inner, everything[None, :], result, False)
     keys = _load(k, row, inside, column, k_stride, HEAD_DIM)
     values = _load(v, row, inside, column, v_stride, HEAD_DIM)
-    result = _turn(queries, slopes, keys, values, factor, level, d, row[:, None] >= row[None, :], result, True)
+    result = _turn(queries, slopes, keys, values, factor, level, inner, row[:, None] >= row[None, :], result, True)
     _store(of_q + head * HEAD_DIM, row, inside, column, HEADS * HEAD_DIM, result * scale, HEAD_DIM)
 
 
 @triton.jit(do_not_specialize=["tokens", "size"])
-def _of_keys(
+def _packed_of_keys(
     gradient, q, k, v, total, along, of_k, of_v, table, at, tokens, size,
     gradient_stride, q_stride, k_stride, v_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
@@ -256,12 +256,12 @@ def _of_keys(
         queries = _load(q + head * HEAD_DIM, row, asks, column, q_stride, HEAD_DIM)
         slopes = _load(gradient + head * HEAD_DIM, row, asks, column, gradient_stride, HEAD_DIM)
         level = tl.load(total + head * tokens + row, mask=asks, other=float("inf")) * _LOG2E
-        d = tl.load(along + head * tokens + row, mask=asks, other=0.0)
+        inner = tl.load(along + head * tokens + row, mask=asks, other=0.0)
         weights = tl.exp2(tl.dot(keys, tl.trans(queries), input_precision="ieee") * factor - level[None, :])
         if not BEGINNING:
             weights = tl.where(row[None, :] >= target[:, None], weights, 0.0)
         result_v += tl.dot(weights.to(slopes.dtype), slopes, input_precision="ieee")
-        of_scores = weights * (tl.dot(values, tl.trans(slopes), input_precision="ieee") - d[None, :])
+        of_scores = weights * (tl.dot(values, tl.trans(slopes), input_precision="ieee") - inner[None, :])
         result_k += tl.dot(of_scores.to(queries.dtype), queries, input_precision="ieee")
     stride = HEADS // PER * HEAD_DIM
     _store(of_k + share * HEAD_DIM, target, inside, column, stride, result_k * scale, HEAD_DIM)

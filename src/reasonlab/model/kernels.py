@@ -18,6 +18,7 @@ from torch import Tensor
 ELEMENTS = 1024  # of a row that one program handles, where rows may be cut
 VOCABULARY = 4096  # logits read at a time
 COLUMNS = 32  # that one program adds up
+ROWS = 128  # of them at a time
 SUMMED_ROWS = 2048  # that are added up at once
 PART_ROWS = 512  # and of more, in each part
 NORM_PROGRAMS = 1056  # that go over the rows in the backward pass of a norm, 8 for each of 132 multiprocessors
@@ -175,7 +176,7 @@ def _sum_rows(x: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
     out = torch.empty(max(1, parts), width, dtype=dtype, device=x.device)
     if not count:
         return out.zero_()
-    _column_sum[(triton.cdiv(width, COLUMNS), parts)](x, out, count, width, rows, COLUMNS, 128, num_warps=4)
+    _column_sum[(triton.cdiv(width, COLUMNS), parts)](x, out, count, width, rows, COLUMNS, ROWS, num_warps=4)
     return out
 
 

@@ -36,6 +36,7 @@ class AdamW(torch.optim.AdamW):
 
     _places: list[list[int]] | None = None  # addresses of all p, g, m, v and copies when the table was made
     _table: Tensor | None = None  # None if the kernel cannot take what lies there
+    _together = True  # whether all parameters have made as many steps
 
     def __init__(
         self, parameters: Iterable[Tensor], lr: float, betas: tuple[float, float], eps: float, weight_decay: float
@@ -46,7 +47,8 @@ class AdamW(torch.optim.AdamW):
         """A step with the gradients divided by `scale`. Then the copies are the parameters, each in its own dtype.
 
         Where `found_inf` is 1 nothing moves and no step is counted. Both are fp32 numbers on the device, and nobody
-        waits for them. There are as many copies as parameters, or none. The gradients may be overwritten.
+        waits for them. There are as many copies as parameters, or none. The gradients lie as their parameters do
+        (`laid_as`) and may be overwritten.
         """
         parameters: list[Tensor] = self.param_groups[0]["params"]
         pairs = list(zip(copies, parameters, strict=True)) if copies else []
@@ -74,13 +76,12 @@ class AdamW(torch.optim.AdamW):
 
     def _table_of(self, copies: Sequence[Tensor]) -> Tensor | None:
         """The table, made anew if anything lies elsewhere than before; None if the kernel cannot take it."""
-        group = self.param_groups[0]
-        parameters = group["params"]
-        if not self.state:
-            # Zeros, as torch makes them at its first step.
-            self._init_group(group, [], [], [], [], [], [])  # type: ignore[no-untyped-call]
+        parameters: list[Tensor] = self.param_groups[0]["params"]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if len(gradients) < len(parameters) or not self._begun(parameters):
+            return None
         states = [self.state[p] for p in parameters]
-        tensors = [parameters, [p.grad for p in parameters], *([s[name] for s in states] for name in MOMENTS)]
+        tensors = [parameters, gradients, *([s[name] for s in states] for name in MOMENTS)]
         places = [[x.data_ptr() for x in some] for some in tensors]
         places.append([x.data_ptr() if _kernel_writes(x) else 0 for x in copies] or [0] * len(parameters))
         if places != self._places:
@@ -89,6 +90,26 @@ class AdamW(torch.optim.AdamW):
             sizes, device = [p.numel() for p in parameters], parameters[0].device
             self._places, self._table = places, chunk_table(places, sizes, device) if plain and aligned else None
         return self._table
+
+    def _begun(self, parameters: Sequence[Tensor]) -> bool:
+        """Make the state that a first step finds, as torch does it. False if some began before others: the kernel
+        reads one counter for all."""
+        new = [p for p in parameters if not self.state.get(p)]
+        if len(new) == len(parameters):
+            for p in parameters:
+                moments = {name: torch.zeros_like(p, requires_grad=False) for name in MOMENTS}
+                self.state[p] = {"step": torch.zeros((), dtype=torch.float32, device=p.device), **moments}
+            self._together = True
+        elif new:
+            self._together = False
+        return self._together
+
+
+def laid_as(weight: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient, lying in memory as its weight does. Neither the kernel nor torch's fused step looks at strides."""
+    if gradient.stride() == weight.stride():
+        return gradient
+    return torch.empty_like(weight, dtype=gradient.dtype, requires_grad=False).copy_(gradient)
 
 
 def _kernel_writes(copied: Tensor) -> bool:

@@ -3,7 +3,7 @@
 A small model's update takes the device less time than Python needs to launch it. So the launches are recorded once and
 replayed. A graph has fixed sizes and reads its inputs where they lay when it was recorded. Packs are therefore filled
 up to few sizes (`Shape`). Tokens and readers become multiples of a sixteenth of the next power of two, five percent
-more on average. What only costs empty blocks of a kernel is as large as the largest so far, in powers of two. The
+more on average. What costs little when it is empty is as large as the largest so far, in powers of two. The
 tokens that fill a pack up are sequences of their own, and the slope of the loss at the readers that do is zero: they
 add nothing to any gradient.
 
@@ -51,7 +51,8 @@ class Compute(Protocol):
 
 
 class Caps(NamedTuple):
-    """Sizes that cost next to nothing where they are larger than needed. They never shrink, so shapes stay few."""
+    """Sizes that cost little where they are larger than needed: empty blocks of a kernel, and for every key that is not
+    there two rows of zeros in the backward pass. They never shrink, so shapes stay few."""
 
     sequences: int = 16
     beginnings: int = 16

@@ -32,7 +32,7 @@ from reasonlab.model.attention import PackedCausal, to_device
 from reasonlab.model.fused import head_logprobs, uses_kernels
 from reasonlab.model.transformer import Attend, Transformer
 from reasonlab.train import graphs
-from reasonlab.train.adamw import AdamW
+from reasonlab.train.adamw import AdamW, laid_as
 from reasonlab.train.batch import Example, Layout, TokenBatch, Totals, micro_batches, pack
 
 Loss = Callable[[Tensor, TokenBatch], tuple[Tensor, dict[str, Tensor]]]
@@ -160,7 +160,7 @@ class Learner:
         everything is launched while the device still computes the gradients.
         """
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = laid_as(parameter, gradient)
         self.optimizer.param_groups[0]["lr"] = lr
         some_finite = torch.stack([loss.float() for loss in losses]).isfinite().any()
         most = self.config.clip_grad_norm

@@ -329,33 +329,37 @@ class Trainer:
                 e.mask &= tokens
         shares = [share for epoch in range(config.epochs) for share in self._shares(number, epoch, examples)]
         # The first update on fresh tokens needs no stored logprobs: the sampling policy is the present one.
-        present = not (partial and anchored)
-        single = config.inner_steps * config.epochs == 1 and present
+        fresh_only = not (partial and anchored)
+        single = config.inner_steps * config.epochs == 1 and fresh_only
         # In a single step without a KL term an example without advantage has no gradient, whatever the method.
         only_counted = self.reference is None and (single or self.method.needs_advantage)
         on_cuda = self.config.device == "cuda"
+        losses: list[Loss] = [self.method.loss] * len(shares)
+        if losses and (single or (on_cuda and fresh_only)):
+            losses[0] = on_policy(self.method.loss)
         apart: list[NDArray[np.float32]] = []  # engine and learner, where the learner's logprobs take their place
         if on_cuda and not single:
             # bf16 sampling and bf16 training differ a little: measure the policy before the update with the learner.
-            first = {id(e) for share in shares[:1] for e in share} if present else set()
+            # In a single epoch nobody asks for those of the first update.
+            unasked = {id(e) for e in shares[0]} if shares and fresh_only and config.epochs == 1 else set()
             measured = [
-                i for i, e in enumerate(examples) if id(e) not in first and (e.advantage != 0 or not only_counted)
+                i for i, e in enumerate(examples) if id(e) not in unasked and (e.advantage != 0 or not only_counted)
             ]
             for i, logprobs in zip(measured, self.learner.logprobs([examples[i] for i in measured]), strict=True):
                 now = np.where(fresh[i], logprobs, examples[i].logprobs)
-                apart.append(np.abs(now - examples[i].logprobs)[examples[i].mask & fresh[i]])
+                if not unasked:
+                    apart.append(np.abs(now - examples[i].logprobs)[examples[i].mask & fresh[i]])
                 examples[i].logprobs = now
         learned = mel.internalised(self.config.mel, experiences, len(groups))
         results = []
-        for turn, share in enumerate(shares):
+        for share, loss in zip(shares, losses, strict=True):
             useful = [e for e in share if e.advantage != 0 or not only_counted]
-            loss = on_policy(self.method.loss) if single or (on_cuda and present and turn == 0) else self.method.loss
             objectives = [Objective(useful, loss, Totals.of(share))] if useful else []
             if learned:
                 objectives.append(Objective(learned[0], mel.nll, learned[1]))
             if objectives:
                 results.append(self.learner.step_on(objectives))
-        if results and not present and sum(map(len, apart)):
+        if results and sum(map(len, apart)):
             distances = np.concatenate(apart)
             mean, most = float(distances.mean()), float(distances.max())
             results[0] = replace(results[0], mismatch=most, mean_mismatch=mean)

@@ -81,6 +81,7 @@ def iteration_metrics(groups: Sequence[Group], results: Sequence[StepResult]) ->
             "train/grad_norm": float(np.mean([result.grad_norm for result in results])),
             "train/entropy": results[0].entropy,
             "train/lr": last.lr,
+            # Of the engine and the learner, before any weight moves: over the examples of the first step.
             "train/logprob_diff/max": results[0].mismatch,
             "train/logprob_diff/mean": results[0].mean_mismatch,
         }
