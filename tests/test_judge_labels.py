@@ -12,10 +12,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from chat_checkpoints import checkpoint as chat_checkpoint
 from chat_server import ChatServer, Reply, completion, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_eval import checkpoint as chat_checkpoint
 
 from reasonlab import cli
 from reasonlab.errors import UserError

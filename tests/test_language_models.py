@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from chat_checkpoints import checkpoint, gguf_tensors, write_gguf
+from evaluations import rows_of
 from small_models import random_sequences, small_model
-from test_eval import checkpoint, gguf_tensors, rows_of, write_gguf
 from test_loop import Silent
 
 from reasonlab.cli import main
