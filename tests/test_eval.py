@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from chat_server import ChatServer, Reply, completion, serving
-from small_models import in_transformers, small_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from evaluations import evaluate, own_set, rows_of
 
 from reasonlab.cli import main
 from reasonlab.evaluate.evaluator import Answer, Task, answers_to, summarise
@@ -26,19 +24,8 @@ from reasonlab.evaluate.responder import Placed, Response
 from reasonlab.evaluate.scores import mean_of
 from reasonlab.evaluate.statistics import Interval
 from reasonlab.grading.grade import Grade
-from reasonlab.model.checkpoint import load_model
-from reasonlab.model.tokenizer import ChatTokenizer
-from reasonlab.model.transformer import Transformer
 from reasonlab.problems.problem import Problem
 from reasonlab.rollout.types import Sampling
-
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}\n"
-    "<|{{ message['role'] }}|>{{ message['content'] | trim }}<|end|>\n"
-    "{% endfor %}\n"
-    "{% if add_generation_prompt %}<|assistant|>{% if thinking %}<think>\n{% endif %}{% endif %}"
-)
-SPECIALS = ("<s>", "</s>", "<|end|>", "<|user|>", "<|assistant|>", "<think>", "</think>")
 
 
 @pytest.fixture(autouse=True)
@@ -47,30 +34,12 @@ def _straight_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
-def own_set(path: Path, count: int = 6) -> Path:
-    """A user's file: what is n + n?"""
-    rows = [{"id": f"q{n}", "question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(count)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def adder(prompt: str, attempt: int, body: dict[str, Any]) -> Reply:
     """Adds, but cannot add 3 and 3, and is silent about 5 and 5."""
     n = int(re.search(r"(\d+) \+", prompt)[1])  # type: ignore[index]
     if n == 5:
         return 400, {}, "no fives"
     return completion(f"<think>hm</think>So \\boxed{{{7 if n == 3 else 2 * n}}}", 10 + n)
-
-
-def evaluate(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    code = main(["eval", *words])
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    return captured.out
-
-
-def rows_of(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "answers.jsonl").read_text().splitlines()]
 
 
 # --- endpoints and the record ------------------------------------------------------------------------------------
@@ -309,215 +278,6 @@ def test_a_suite_is_scored_with_its_registered_prompts_and_says_what_is_missing(
     assert found["scores"]["aime24"]["accuracy"]["estimate"] == 0
     assert found["mean_of_benchmarks"]["estimate"] == pytest.approx(found["scores"]["k15"]["accuracy"]["estimate"])
     assert any("字母" in body["messages"][0]["content"] for body in server.bodies)
-
-
-# --- any Hugging Face checkpoint ---------------------------------------------------------------------------------
-
-
-def checkpoint(directory: Path, thinking: bool = False) -> Transformer:
-    """A random Llama with a byte-level tokenizer, a chat template, and two tokens that end an answer."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet, "th", "Ġth"])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("t", "h"), ("Ġ", "th")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIALS[:5]))
-    tokenizer.add_tokens(list(SPECIALS[5:]))
-    model = small_model(
-        seed=3, scale=0.4, vocab_size=len(vocabulary), bos_id=0, eos_ids=(1, 2), pad_id=None, max_positions=512
-    )
-    in_transformers(model, directory)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    template = TEMPLATE.replace("{% if thinking %}", "{% if true %}") if thinking else TEMPLATE
-    (directory / "chat_template.jinja").write_text(template)
-    return model
-
-
-@pytest.mark.parity
-def test_a_checkpoint_answers_what_transformers_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    directory, out = tmp_path / "model", tmp_path / "evaluation"
-    checkpoint(directory)
-    sums = own_set(tmp_path / "sums.jsonl", 5)
-    words = [str(directory), "--benchmark", str(sums), "--temperature", "0", "--max-tokens", "40", "--out", str(out)]
-    evaluate(capsys, *words)
-    theirs = AutoModelForCausalLM.from_pretrained(directory).eval()
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    ours = ChatTokenizer.load(directory)
-    assert ours.stop_ids == (1, 2)
-    settings = json.loads((out / "settings.json").read_text())
-    assert settings["sampling"]["stop_ids"] == [1, 2]
-    finishes = set()
-    for row in rows_of(out):
-        asked = settings["benchmarks"]["sums"]["template"].replace("{question}", row["question"])
-        messages = [{"role": "user", "content": asked}]
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        assert ours.prompt_ids(asked) == ids
-        assert ids.count(0) == 1, "one beginning, not two"
-        made = theirs.generate(
-            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False, max_new_tokens=40
-        )
-        new = made[0, len(ids) :].tolist()
-        assert row["tokens"] == len(new)
-        finishes.add(row["finish"])
-        assert row["text"] == tokenizer.decode(new[:-1] if new[-1] in (1, 2) else new, skip_special_tokens=False)
-    assert finishes == {"stop", "length"}, "both ends of an answer are met"
-
-
-def test_a_template_that_opens_the_thinking_does_not_hide_that_it_never_closed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory, out = tmp_path / "model", tmp_path / "evaluation"
-    checkpoint(directory, thinking=True)
-    words = [str(directory), "--benchmark", str(own_set(tmp_path / "sums.jsonl", 3)), "--max-tokens", "8"]
-    evaluate(capsys, *words, "--out", str(out))
-    assert all(row["text"].startswith("<think>\n") and row["tokens"] <= 8 for row in rows_of(out))
-    switched = ChatTokenizer.load(directory, {"thinking": True}).chat_text("x")
-    assert switched == "<s><|user|>x<|end|>\n<|assistant|><think>\n"
-
-
-def test_a_budget_beyond_the_context_and_options_of_other_models_are_mistakes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory, sums = tmp_path / "model", own_set(tmp_path / "sums.jsonl", 3)
-    checkpoint(directory)
-    words = ["eval", str(directory), "--benchmark", str(sums)]
-    for more, said in (
-        (["--max-tokens", "500"], "but the model reads 512 at most. Give --max-tokens"),
-        (["--force", "think"], "--force is for the tiny models"),
-        (["--endpoint-model", "x"], "--endpoint-model is for endpoints"),
-        (["--extraction", "guess"], "there is no extraction 'guess'"),
-        (["--suite", "k16"], "Perhaps you meant 'k15'"),
-    ):
-        assert main([*words, *more]) == 2
-        assert said in capsys.readouterr().err
-    (directory / "tokenizer.json").unlink()
-    assert main(words) == 2
-    assert "has no tokenizer.json" in capsys.readouterr().err
-
-
-def test_chat_templates_run_in_a_sandbox(tmp_path: Path) -> None:
-    from reasonlab.errors import UserError
-
-    checkpoint(tmp_path)
-    for attack in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}"):
-        (tmp_path / "chat_template.jinja").write_text(attack)
-        with pytest.raises(UserError, match="chat template fails"):
-            ChatTokenizer.load(tmp_path).chat_text("x")
-
-
-def test_truncation_and_padding_left_in_the_tokenizer_are_switched_off(tmp_path: Path) -> None:
-    """tokenizer.json remembers how its last training used it; a prompt must still be read whole, and nothing more."""
-    checkpoint(tmp_path)
-    text = "one two four five"
-    whole = ChatTokenizer.load(tmp_path).encode(text)
-    stored = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    stored.enable_truncation(3)
-    stored.enable_padding(length=64)
-    stored.save(str(tmp_path / "tokenizer.json"))
-    assert ChatTokenizer.load(tmp_path).encode(text) == whole
-    assert len(whole) == len(text)
-
-
-def test_a_whole_conversation_is_rendered_by_the_template(tmp_path: Path) -> None:
-    checkpoint(tmp_path)
-    tokenizer = ChatTokenizer.load(tmp_path)
-    text = tokenizer.render([("user", "1+1?"), ("assistant", "2")])
-    assert text == "<s><|user|>1+1?<|end|>\n<|assistant|>2<|end|>\n"
-    assert tokenizer.render([("user", "1+1?")], to_be_answered=True) == tokenizer.chat_text("1+1?")
-
-
-# --- GGUF --------------------------------------------------------------------------------------------------------
-
-
-def write_gguf(path: Path, model: Transformer, tensors: dict[str, np.ndarray], quantised: bool) -> None:
-    """A Llama in GGUF: its own names, q and k with the rotary pairs interleaved, a GPT-2 style vocabulary."""
-    gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
-    c = model.config
-    tokens = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
-    tokens += [f"<spare{i}>" for i in range(c.vocab_size - len(tokens))]
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(c.max_positions)
-    writer.add_embedding_length(c.hidden_size)
-    writer.add_block_count(c.layers)
-    writer.add_feed_forward_length(c.intermediate_size)
-    writer.add_head_count(c.heads)
-    writer.add_head_count_kv(c.kv_heads)
-    writer.add_layer_norm_rms_eps(c.norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(c.head_dim)
-    writer.add_vocab_size(c.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
-    writer.add_token_merges(["t h"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_chat_template("{{ bos_token }}{% for m in messages %}{{ m.content }}:{% endfor %}")
-    for name, value in tensors.items():
-        if quantised and value.ndim == 2:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(name, gguf.quantize(value, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def gguf_tensors(model: Transformer, directory: Path) -> dict[str, np.ndarray]:
-    from safetensors.numpy import load_file
-
-    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    parts = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
-    parts |= {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
-    parts |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-    found = {}
-    for name, value in load_file(directory / "model.safetensors").items():
-        words = name.removesuffix(".weight").split(".")
-        heads = {"q_proj": model.config.heads, "k_proj": model.config.kv_heads}.get(words[-1])
-        if heads:
-            value = value.reshape(heads, 2, -1, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
-        known = whole.get(".".join(words))
-        found[f"{known or f'blk.{words[2]}.{parts[words[-1]]}'}.weight"] = np.ascontiguousarray(value)
-    return found
-
-
-@pytest.mark.parametrize("quantised", [False, True], ids=["float32", "q8_0"])
-def test_a_gguf_file_is_converted_once_and_then_a_directory(
-    quantised: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
-    monkeypatch.setenv("REASONLAB_CACHE", str(tmp_path / "cache"))
-    shape = {"vocab_size": 264, "hidden_size": 32, "intermediate_size": 64, "max_positions": 256}
-    model = small_model(tied=False, bos_id=0, eos_ids=(1,), pad_id=None, **shape)
-    in_transformers(model, tmp_path / "original")
-    tensors = gguf_tensors(model, tmp_path / "original")
-    write_gguf(tmp_path / "small.gguf", model, tensors, quantised)
-    sums = own_set(tmp_path / "sums.jsonl", 3)
-    words = [str(tmp_path / "small.gguf"), "--benchmark", str(sums), "--temperature", "0", "--max-tokens", "20"]
-    first = json.loads(evaluate(capsys, *words, "--json"))
-    (converted,) = (tmp_path / "cache" / "gguf").iterdir()
-    loaded = load_model(converted)
-    if quantised:
-        kind = gguf.GGMLQuantizationType.Q8_0
-        expected = gguf.dequantize(gguf.quantize(tensors["token_embd.weight"], kind), kind)
-        assert np.array_equal(loaded.embedding.weight.detach().numpy(), expected)
-    else:
-        theirs = dict(loaded.named_parameters())
-        assert all(torch.equal(parameter, theirs[name]) for name, parameter in model.named_parameters())
-    stamp = (converted / "model.safetensors").stat().st_mtime_ns
-    second = json.loads(evaluate(capsys, *words, "--json"))
-    assert second["scores"] == first["scores"]
-    assert (converted / "model.safetensors").stat().st_mtime_ns == stamp
-    (tmp_path / "other.gguf").write_bytes(b"nonsense")
-    assert main(["eval", str(tmp_path / "other.gguf")]) == 2
-    assert "is not a GGUF file" in capsys.readouterr().err
 
 
 # --- summaries ---------------------------------------------------------------------------------------------------

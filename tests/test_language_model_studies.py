@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from test_language_models import pool, rows_file, teach
+from language_model_runs import pool, rows_file, teach
 
 from reasonlab.cli import main
 from reasonlab.config import to_toml, validate

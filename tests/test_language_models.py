@@ -1,4 +1,4 @@
-"""Language models in the one loop: chat templates, end tokens, solutions, held-out benchmarks, memory, resuming.
+"""Language models in the one loop: chat templates, end tokens, solutions, resuming.
 
 The models are random and tiny; their tokenizers, templates and files are those of real checkpoints.
 """
@@ -7,79 +7,41 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small_models import random_sequences, small_model
-from test_eval import checkpoint, gguf_tensors, rows_of, write_gguf
+from chat_checkpoints import checkpoint, gguf_tensors, write_gguf
+from evaluations import rows_of
+from language_model_runs import event, rows_file, sums_recipe, teach, trained
+from small_models import small_model
 from test_loop import Silent
 
 from reasonlab.cli import main
-from reasonlab.config import Config, LearnerConfig, load_recipe, validate
+from reasonlab.config import validate
 from reasonlab.errors import UserError
 from reasonlab.figures.dynamics import read_dynamics
-from reasonlab.methods.sft import demonstration as sft_example
-from reasonlab.methods.sft import sft_loss
 from reasonlab.model.checkpoint import load_model
 from reasonlab.model.lora import load_adapter, merged_parameters
 from reasonlab.model.text_format import open_format
 from reasonlab.model.tokenizer import ChatTokenizer
 from reasonlab.problems.problem import Problem
 from reasonlab.runs import RunReader
-from reasonlab.train.batch import Totals
 from reasonlab.train.exchange import Exchange
-from reasonlab.train.learner import Learner, Objective
+from reasonlab.train.learner import Learner
 from reasonlab.train.loop import resume, start
-from reasonlab.train.memory import (
-    Workload,
-    advice,
-    check_room,
-    largest_micro_batch,
-    planned_memory,
-    trained_parameters,
-)
+from reasonlab.train.memory import trained_parameters
 from reasonlab.train.recorded import RecordedResponses, demonstration, read_responses
 from reasonlab.train.solutions import worked_solution
 
 FINAL = "checkpoints/final/model.safetensors"
-LONG = "A farmer has {n} fields with twelve rows of apple trees in each of them. How many rows of trees does he have?"
-
-
-def rows_file(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def pool(path: Path, count: int = 6, **more: Any) -> str:
-    rows = [{"id": f"p{n}", "question": f"What is {n} plus {n}?", "answer": str(2 * n), **more} for n in range(count)]
-    return rows_file(path, rows)
-
-
-def held_out(path: Path) -> str:
-    return rows_file(
-        path, [{"id": f"h{n}", "question": f"How much is {n} times 3?", "answer": f"{3 * n}"} for n in (1, 2)]
-    )
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> dict[str, Any]:
-    """A random chat model on a pool of sums."""
-    checkpoint(tmp_path / "model")
-    return {
-        "iterations": 3,
-        "threads": 1,
-        "model": {"path": str(tmp_path / "model")},
-        "problems": {"path": pool(tmp_path / "pool.jsonl")},
-        "rollout": {"prompts": 3, "samples": 4, "max_tokens": 24, "repetition_window": 0},
-        "method": {"type": "grpo"},
-        "learner": {"lr": 1e-3},
-        "evaluate": {"every": 2, "suite": held_out(tmp_path / "held.jsonl"), "temperature": 0.0},
-        "checkpoint": {"every": 1, "keep": 3},
-    }
+    return sums_recipe(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -87,39 +49,11 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return teach(tmp_path_factory.mktemp("taught"))
 
 
-def teach(where: Path) -> Path:
-    """The random model after it has seen the sums a few times: some of its answers are right."""
-    checkpoint(where / "model")
-    rows = [{"question": f"What is {n} plus {n}?", "response": f"\\boxed{{{2 * n}}}"} for n in range(6)]
-    raw = {
-        "iterations": 30,  # about half of what it then says is right
-        "threads": 1,
-        "model": {"path": str(where / "model")},
-        "method": {"type": "sft", "data": rows_file(where / "sums.jsonl", rows)},
-        "rollout": {"prompts": 6},
-        "learner": {"lr": 1e-2},
-        "evaluate": {"every": 0},
-        "checkpoint": {"every": 500},
-    }
-    trained(raw, where / "run")
-    return where / "run/checkpoints/final"
-
-
 def as_toml(raw: dict[str, Any], path: Path) -> str:
     from reasonlab.config import to_toml
 
     path.write_text(to_toml(validate(raw, "test")))
     return str(path)
-
-
-def trained(raw: dict[str, Any], out: Path) -> tuple[RunReader, Silent]:
-    observer = Silent()
-    assert start(validate(raw, "test"), out, ["test"], observer).run().status == "finished"
-    return RunReader(out), observer
-
-
-def event(reader: RunReader, kind: str) -> dict[str, Any]:
-    return next(one for one in reader.events() if one["kind"] == kind)
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
@@ -253,6 +187,26 @@ def test_preference_pairs_are_read_as_text(tmp_path: Path, recipe: dict[str, Any
     assert margins[-1] > margins[0]
 
 
+def test_an_out_of_memory_error_becomes_advice(
+    tmp_path: Path,
+    recipe: dict[str, Any],
+    taught: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe["model"] = {"path": str(taught)}
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Learner, "step_on", full)
+    assert main(["train", as_toml(recipe, tmp_path / "r.toml"), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: the GPU ran out of memory")
+    assert "learner.token_budget" in error
+    assert RunReader(tmp_path / "run").run["status"] == "failed"
+
+
 # --- what the model sees ---------------------------------------------------------------------------------------------
 
 
@@ -331,6 +285,14 @@ def test_a_gguf_file_is_a_model_to_train(
     reader, _ = trained(raw, tmp_path / "run")
     assert len(reader.rollouts(1)) == 12
     assert (tmp_path / "run/checkpoints/final/tokenizer.json").is_file()
+
+
+def test_responses_beyond_the_context_are_refused_before_anything_is_sampled(
+    tmp_path: Path, recipe: dict[str, Any]
+) -> None:
+    raw = {**recipe, "rollout": {**recipe["rollout"], "max_tokens": 500}, "evaluate": {"every": 0}}
+    with pytest.raises(UserError, match="the model reads 512 at most"):
+        start(validate(raw, "test"), tmp_path / "run", ["test"], Silent()).run()
 
 
 # --- SFT -------------------------------------------------------------------------------------------------------------
@@ -419,195 +381,3 @@ def test_an_example_that_the_model_cannot_read_is_left_out(tmp_path: Path, recip
     assert isinstance(trainer.source, RecordedResponses)
     assert [group.problem.question for group in trainer.source.rows] == ["Say a."]
     assert "longer than the 512 tokens" in trainer.notices[0]
-
-
-# --- problems and benchmarks -----------------------------------------------------------------------------------------
-
-
-def test_held_out_problems_are_not_trained_on(tmp_path: Path, recipe: dict[str, Any]) -> None:
-    tests = [{"id": f"t{n}", "question": LONG.format(n=n), "answer": str(12 * n)} for n in (3, 4)]
-    train = [{"id": f"p{n}", "question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(3)]
-    copies = [{"id": "copy", "question": LONG.format(n=4).upper(), "answer": "48"}]
-    raw = {**recipe, "problems": {"path": rows_file(tmp_path / "both.jsonl", train + copies)}, "iterations": 2}
-    raw["evaluate"] = {"every": 1, "suite": rows_file(tmp_path / "farm.jsonl", tests)}
-    reader, observer = trained(raw, tmp_path / "run")
-    asked = {row["problem"] for step in (1, 2) for row in reader.rollouts(step)}
-    assert asked == {"p0", "p1", "p2"}
-    assert any("1 of 4 training problems are also in farm" in text for text in observer.notes)
-    assert "1 of 4 training problems" in event(reader, "note")["text"]
-    raw["problems"] = {"path": rows_file(tmp_path / "copies.jsonl", copies)}
-    with pytest.raises(UserError, match="every training problem is one of farm"):
-        start(validate(raw, "test"), tmp_path / "none", ["test"], Silent())
-    raw["problems"] = {"path": "math500"}
-    with pytest.raises(UserError, match="math500 is a benchmark"):
-        start(validate(raw, "test"), tmp_path / "none", ["test"], Silent())
-
-
-def test_the_tiny_world_can_be_asked_too(tmp_path: Path, recipe: dict[str, Any]) -> None:
-    raw = {**recipe, "iterations": 1, "evaluate": {"every": 1, "problems": 4, "temperature": 0.0}}
-    trainer = start(validate(raw, "test"), tmp_path / "run", ["test"], Silent())
-    (panel,) = trainer.held_out.panels
-    assert "\\boxed{}" in panel.asked(panel.problems[0]), "a language model must be told how to mark its answer"
-    trainer.run()
-    reader = RunReader(tmp_path / "run")
-    assert reader.evaluation_suites() == ["tiny"], "the forced style is for tiny models"
-    assert len(reader.evaluation("tiny", 1)) == 4
-
-
-def test_long_prompts_can_be_left_out(tmp_path: Path, recipe: dict[str, Any]) -> None:
-    rows = [{"id": f"p{n}", "question": "word " * n, "answer": "1"} for n in (1, 2, 40)]
-    path = rows_file(tmp_path / "words.jsonl", rows)
-    raw = {**recipe, "iterations": 1, "problems": {"path": path, "longest_prompt": 120}}
-    reader, observer = trained(raw, tmp_path / "run")
-    assert {row["problem"] for row in reader.rollouts(1)} == {"p1", "p2"}
-    assert "1 of 3 prompts have more than 120 tokens and are left out" in observer.notes
-    with pytest.raises(UserError, match="every prompt has more than 3 tokens"):
-        start(validate({**raw, "problems": {"path": path, "longest_prompt": 3}}, "test"), tmp_path, [], Silent())
-
-
-def test_a_report_beside_the_pool_is_told(tmp_path: Path, recipe: dict[str, Any]) -> None:
-    file = Path(recipe["problems"]["path"])
-    report = {"pools": [{"benchmarks": {"amc23": {"ids": ["a", "b"]}}}], "checked": {"amc23": 40}, "cleaned": False}
-    file.with_name(file.name + ".overlap.json").write_text(json.dumps(report))
-    reader, observer = trained({**recipe, "iterations": 1, "evaluate": {"every": 0}}, tmp_path / "run")
-    assert event(reader, "overlap")["problems"] == {"amc23": 2}
-    assert any("amc23 (2)" in text for text in observer.alarms)
-
-
-def test_registered_sets_are_known_by_name(tmp_path: Path, recipe: dict[str, Any]) -> None:
-    import os
-
-    shared = Path(os.environ.get("REASONLAB_DATA") or Path(__file__).parents[2] / "shared" / "bench")
-    if not (shared / "gsm8k_train.jsonl.gz").is_file():
-        pytest.skip("benchmark data is not here (REASONLAB_DATA)")
-    raw = {
-        **recipe,
-        "data": str(shared),
-        "problems": {"path": "gsm8k_train"},
-        "iterations": 1,
-        "method": {"type": "sft"},
-    }
-    model = json.loads((tmp_path / "model/config.json").read_text())
-    (tmp_path / "model/config.json").write_text(json.dumps({**model, "max_position_embeddings": 4096}))
-    raw |= {"evaluate": {"every": 1, "suite": "gsm8k", "problems": 3}, "rollout": {"prompts": 4, "max_tokens": 8}}
-    reader, observer = trained(raw, tmp_path / "run")
-    assert reader.evaluation_suites() == ["gsm8k_test"]
-    assert len(reader.evaluation("gsm8k_test", 0)) == 3
-    assert all("The answer is \\boxed{" in row["text"] and "<<" not in row["text"] for row in reader.rollouts(1))
-    assert observer.alarms == [], "GSM8K's parts share nothing"
-    assert not any("left out" in text or "without a solution" in text for text in observer.notes)
-
-
-# --- memory ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_recomputing_layers_leaves_the_gradients_as_they_are(tied: bool) -> None:
-    examples = [
-        sft_example(prompt.tolist(), response.tolist())
-        for prompt, response in zip(random_sequences([5, 9, 3]), random_sequences([7, 4, 11], seed=1), strict=True)
-    ]
-    objective = Objective(examples, sft_loss, Totals.of(examples))
-    found = []
-    for recompute in (False, True):
-        learner = Learner(small_model(tied=tied), LearnerConfig(recompute=recompute))
-        ((*_, gradients),) = learner.gradients([(examples, objective)])
-        found.append(gradients)
-    for plain, recomputed in zip(*found, strict=True):
-        torch.testing.assert_close(plain, recomputed, rtol=1e-6, atol=1e-7)
-
-
-def work() -> Workload:
-    return Workload(small_model().config, prompt=40)
-
-
-def on_a_gpu(**sections: Any) -> Config:
-    return validate({"device": "cuda", "method": {"type": "grpo"}, **sections}, "test")
-
-
-def test_the_plan_counts_what_a_run_holds() -> None:
-    config, parameters = (
-        on_a_gpu(rollout={"rows": 64, "max_tokens": 88}),
-        sum(p.numel() for p in small_model().parameters()),
-    )
-    plan = planned_memory(config, work())
-    assert plan.weights == 4 * parameters
-    assert plan.moments == 8 * parameters
-    assert plan.working == 2 * parameters
-    assert plan.cache == 64 * 128 * (2 * 2 * 2 * 8) * 2  # rows, columns, numbers of a token, bf16
-    assert planned_memory(on_a_gpu(learner={"recompute": True}), work()).activations < plan.activations
-    assert planned_memory(on_a_gpu(method={"type": "grpo", "kl": 0.1}), work()).reference > 0 == plan.reference
-
-
-def test_the_plan_takes_no_more_tokens_than_an_iteration_has() -> None:
-    def tokens(**sections: Any) -> int:
-        few = {"prompts": 2, "samples": 3, "max_tokens": 20, **sections.pop("rollout", {})}
-        return largest_micro_batch(on_a_gpu(rollout=few, **sections), work())
-
-    assert tokens() == 2 * 3 * (40 + 20)
-    assert tokens(learner={"token_budget": 100}) == 100
-    assert tokens(learner={"token_budget": 10}) == 40 + 20
-    assert tokens(method={"type": "rest", "keep": "best"}) == 2 * (40 + 20)
-    assert tokens(rollout={"segment_tokens": 8}) == 3 * 2 * 3 * (40 + 20)  # three iterations may end together
-    reflecting = replace(work(), reflection=500)
-    assert largest_micro_batch(on_a_gpu(rollout={"prompts": 2, "samples": 1, "max_tokens": 20}), reflecting) == 2 * 500
-
-
-def test_a_run_that_cannot_fit_is_refused_with_the_changes_that_help_most(
-    tmp_path: Path, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = on_a_gpu()
-    needed = planned_memory(config, work()).peak
-    check_room(config, work(), 1.1 * needed)
-    check_room(config, work(), None)
-    with pytest.raises(UserError, match="are free") as caught:
-        check_room(config, work(), 0.9 * needed)
-    assert caught.value.remedy.count("frees") == 3
-    half = on_a_gpu(learner={"token_budget": 2048})
-    freed = (needed - planned_memory(half, work()).peak) / 2**20
-    assert f"learner.token_budget = 2048 (frees {freed:.1f} MiB)" in caught.value.remedy
-    deep = Workload(small_model(layers=24).config, prompt=40)
-    assert "learner.recompute = true" in advice(config, deep)
-    wide = on_a_gpu(rollout={"rows": 4096, "prompts": 512, "max_tokens": 900}, learner={"token_budget": 64})
-    assert advice(wide, work()).startswith("Change rollout.rows = 2048")
-    monkeypatch.setattr("reasonlab.train.loop.free_memory", lambda config: 1000.0)
-    with pytest.raises(UserError, match="the run needs about"):
-        start(validate(recipe, "test"), tmp_path / "run", ["test"], Silent()).run()
-
-
-def test_an_out_of_memory_error_becomes_advice(
-    tmp_path: Path,
-    recipe: dict[str, Any],
-    taught: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    recipe["model"] = {"path": str(taught)}
-
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(Learner, "step_on", full)
-    assert main(["train", as_toml(recipe, tmp_path / "r.toml"), "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: the GPU ran out of memory")
-    assert "learner.token_budget" in error
-    assert RunReader(tmp_path / "run").run["status"] == "failed"
-
-
-@pytest.mark.parametrize("name", ["gsm8k-sft", "gsm8k-grpo"])
-def test_the_recipes_load_and_fit_a_gpu(name: str) -> None:
-    config = load_recipe(Path(__file__).parents[1] / "recipes" / f"{name}.toml")
-    shape = {"hidden_size": 896, "intermediate_size": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "head_dim": 64}
-    half_a_billion = replace(work(), shape=replace(work().shape, architecture="qwen2", vocab_size=151936, **shape))
-    assert 4e8 < half_a_billion.shape.parameter_count() < 6e8
-    assert planned_memory(config, replace(half_a_billion, prompt=300)).peak < 79 * 2**30
-    assert config.reward.extraction == "boxed" or config.method.type == "sft"
-
-
-def test_responses_beyond_the_context_are_refused_before_anything_is_sampled(
-    tmp_path: Path, recipe: dict[str, Any]
-) -> None:
-    raw = {**recipe, "rollout": {**recipe["rollout"], "max_tokens": 500}, "evaluate": {"every": 0}}
-    with pytest.raises(UserError, match="the model reads 512 at most"):
-        start(validate(raw, "test"), tmp_path / "run", ["test"], Silent()).run()
