@@ -151,8 +151,8 @@ def test_a_group_asks_its_prompt_once() -> None:
         [19, 19, 27, 4, 4],
         [27, 27, 28, 4, 11],
     ]
-    # The shortest work stands first: one query asks the second prompt, ten the first.
-    assert ragged.key_blocks.T.tolist() == [[4, 11, 27, 28], [0, 4, 9, 19]]
+    # The longest work stands first: ten queries ask the first prompt, one the second.
+    assert ragged.key_blocks.T.tolist() == [[0, 4, 9, 19], [4, 11, 27, 28]]
 
 
 @given(

@@ -1,8 +1,10 @@
-"""Settings of torch that every command shares: threads on the CPU, attention kernels on CUDA."""
+"""What the machine has, and settings of torch that every command shares: threads on the CPU, attention on CUDA."""
 
 from __future__ import annotations
 
+import importlib.util
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import torch
 
@@ -27,3 +29,8 @@ def prepare(device: str, on_cpu: str = "--device cpu") -> torch.device:
 def worker_pool(workers: int) -> ThreadPoolExecutor:
     """Threads that each compute single-threaded. A new thread does not inherit torch's setting: it must be told."""
     return ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+
+
+@cache
+def triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None

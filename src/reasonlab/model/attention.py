@@ -8,10 +8,9 @@ needed and padded slots never reach a real token.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+
+from reasonlab.hardware import triton_installed
 
 CUDA_WASTE = 0.5
 BLOCK = 64  # queries and keys that a kernel compares at a time
@@ -162,12 +163,12 @@ class Pieces(NamedTuple):
 
     def key_blocks(self, count: int | None = None) -> Table:
         """At most BLOCK keys of a beginning each: from where to where they lie in `at`, and the queries that ask them.
-        The longest work comes last.
+        The longest work comes first; empty blocks fill up to `count`.
         """
         piece, first = _blocks(self.keys)
         _, ends = _bounds(self.keys)
         query, query_end = (x[piece] for x in _bounds(self.queries))
-        return _table((first, ends[piece], query, query_end), query - query_end, count, last=True)
+        return _table((first, ends[piece], query, query_end), query_end - query, count)
 
 
 def _bounds(sizes: Array) -> tuple[Array, Array]:
@@ -182,11 +183,11 @@ def _blocks(sizes: Array) -> tuple[Array, Array]:
     return piece, _bounds(sizes)[0][piece] + (np.arange(len(piece)) - _bounds(counts)[0][piece]) * BLOCK
 
 
-def _table(columns: tuple[Array, ...], work: Array, count: int | None, last: bool = False) -> Table:
-    """The entries by falling work, and empty ones behind them, or before them."""
+def _table(columns: tuple[Array, ...], work: Array, count: int | None) -> Table:
+    """The entries by falling work, and empty ones behind them."""
     table = np.stack(columns)[:, np.argsort(-work, kind="stable")]
     more = 0 if count is None else count - table.shape[1]
-    return np.ascontiguousarray(np.pad(table, ((0, 0), (more, 0) if last else (0, more))), np.int32)
+    return np.ascontiguousarray(np.pad(table, ((0, 0), (0, more))), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +235,6 @@ def takes_ragged(q: Tensor) -> bool:
     Larger heads would not leave their tiles room on a multiprocessor, and fp32 would be slow: both are padded.
     """
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= 128 and triton_installed()
-
-
-@cache
-def triton_installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def ragged_forward(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:

@@ -227,7 +227,10 @@ def _packed_of_keys(
     PER: tl.constexpr, BEGINNING: tl.constexpr,
 ):  # fmt: skip
     """Some keys of one sequence, or of a beginning, and PER heads of queries that read them, one after the other."""
-    entry, share = table + tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    # The longest work first: the first keys of a sequence are seen by most queries, and its last queries see most keys.
+    entry, share = table + tl.program_id(0), tl.program_id(1)
+    if not BEGINNING:
+        entry = table + tl.num_programs(0) - 1 - tl.program_id(0)
     column, step = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK)
     if BEGINNING:
         first, end = tl.load(entry), tl.load(entry + size)

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reasonlab.hardware import triton_installed
 from reasonlab.model.accumulate import add_product, sum_of
-from reasonlab.model.attention import triton_installed
 from reasonlab.model.rope import rotate
 
 LOGIT_BYTES = 1 << 30
