@@ -6,7 +6,11 @@ matter, by what they compute; what is built around them is the real thing.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +80,21 @@ def through_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(fused, "uses_kernels", lambda x: True)
     monkeypatch.setattr(learner_module, "uses_kernels", lambda x: True)
     return kernels
+
+
+def compiled_elsewhere(script: str, cache: Path) -> str:
+    """What a script prints that compiles kernels, in a process in which Triton does not interpret them."""
+    pytest.importorskip("triton", reason="needs Triton")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment | {"TRITON_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
 
 
 def plain_ragged(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor]:
