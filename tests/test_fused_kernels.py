@@ -134,11 +134,18 @@ for shared in (False, True):
     names = ("_packed_forward", "_packed_of_queries", "_packed_of_keys")
     named = [getattr(attention_kernels, name) for name in names]
     jobs += [(f, types, constants) for f in named]
-for function, types, constants in jobs:
+def built(function, types, constants, generation, **options):
     own = {(i,): constants[name] for i, name in enumerate(function.arg_names) if name in constants}
     signature = {name: types.get(name, "constexpr") for name in function.arg_names}
     source = ASTSource(fn=function, signature=signature, constexprs=own)
-    assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+    return triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
+for job in jobs:
+    assert built(*job, 90).asm["cubin"]
+# Large heads on a small device: a program may have 99 KiB there.
+large = {**constants, "HEADS": 16, "HEAD_DIM": 128, "BLOCK_D": 128}
+for function in named:
+    one = built(function, types, large, 89, num_warps=8, num_stages=attention_kernels.STAGES)
+    assert one.metadata.shared <= 99 << 10
 print(len(jobs))
 """
 
