@@ -196,6 +196,17 @@ def test_length_reward_switches_on(tmp_path: Path) -> None:
     assert not {row["reward"] for row in reader.rollouts(2)} <= {0.0, 1.0}
 
 
+@pytest.mark.parametrize(
+    ("advantage", "weight", "told"), [("group_std", 0.5, 1), ("group_mean", 0.5, 0), ("group_std", 0.0, 0)]
+)
+def test_a_length_reward_that_the_spread_makes_loud_is_told(
+    tmp_path: Path, advantage: str, weight: float, told: int
+) -> None:
+    method, reward = {"type": "grpo", "advantage": advantage}, {"length_weight": weight}
+    _, observer = train(tmp_path / "run", iterations=1, method=method, reward=reward)
+    assert sum("--method.advantage group_mean" in note for note in observer.notes) == told
+
+
 def test_a_run_that_stopped_at_its_time_limit_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From `final`, also where no other checkpoint was written; to the same bits as a run that was let be."""
     train(tmp_path / "whole", checkpoint={"every": 100})

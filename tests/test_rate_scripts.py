@@ -1,4 +1,4 @@
-"""The scripts that try learning rates: what they count and what they keep."""
+"""The scripts that try settings: what they count and what they keep."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
 from judge_rates import keep, on_device
+from length_and_spread import main as length_and_spread
 from selection_rates import auc
 
 from reasonlab.studies.recipe import study_recipe
@@ -39,3 +40,13 @@ def test_a_recipe_of_one_machine_can_be_tried_on_another() -> None:
     arms = study_recipe("rm-scaling", "cpu").arms
     assert {config.device for config in on_device(arms, "cuda").values()} == {"cuda"}
     assert on_device(arms, None) is arms
+
+
+@pytest.mark.slow
+def test_length_and_spread_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--out", str(tmp_path), "--seeds", "1", "--iterations", "1", "--problems", "8"]
+    length_and_spread(words)
+    first = [line for line in capsys.readouterr().out.splitlines() if line.startswith("group_")]
+    assert [line.split()[0] for line in first] == ["group_std-0"] * 2 + ["group_mean-0"] * 2, "at both ends"
+    length_and_spread(words)
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("group_")] == first

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reasonlab.config import Config, load_recipe, to_toml
+from reasonlab.config import Config, GrpoConfig, load_recipe, to_toml
 from reasonlab.errors import UserError
 from reasonlab.evaluate.control import FORCED_SUITE, SUITE
 from reasonlab.evaluate.evaluator import FORCED_STYLE, Summary, summarise
@@ -184,6 +184,8 @@ class Trainer:
                 f"the training pool holds problems of {names}: scores on them say little. "
                 f"`reasonlab data check {self.config.problems.path} --clean FILE` makes a pool without them"
             )
+        if number == 0 and (notice := spread_notice(self.config)):
+            self.notices.append(notice)
         for text in self.notices:
             self.record.event("note", number, text=text)
             self.observer.note(text)
@@ -463,6 +465,18 @@ def resume(run: Path, observer: Observer) -> Trainer:
         f"({checkpoint.relative_to(run)})"
     )
     return trainer
+
+
+def spread_notice(config: Config) -> str | None:
+    """What whoever asks for short answers should know of advantages that are divided by the spread of their group."""
+    divided = isinstance(config.method, GrpoConfig) and config.method.advantage == "group_std"
+    if not divided or config.reward.length_weight == 0:
+        return None
+    return (
+        "advantages are divided by their group's spread: where all answers are right, length weighs as much as being "
+        "right does elsewhere, and answers went on shrinking at the cost of accuracy. --method.advantage group_mean "
+        "keeps the proportion"
+    )
 
 
 def on_policy(loss: Loss) -> Loss:
