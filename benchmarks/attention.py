@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -220,6 +221,11 @@ def main(arguments: Sequence[str] | None = None) -> list[Result]:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was measured")
     options = parser.parse_args(arguments)
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if options.device == "cpu" and (
+        options.tune or set(options.sides) - {"padded", *(["ours"] if interpreted else [])}
+    ):
+        parser.error("needs CUDA; on the CPU there is --sides padded, and ours with TRITON_INTERPRET=1, without times")
 
     device = prepare(options.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"

@@ -3,7 +3,7 @@
     python scripts/length_and_spread.py --out runs/length-and-spread        # laptop, eight minutes on two cores
 
 RL first makes `tiny-1m` think. From there GRPO goes on with a length reward, three seeds for each kind of advantage and
-nothing else changed. A line for every evaluation on validation problems; a run that is there is not made again.
+nothing else changed. A line for every evaluation on validation problems. Interrupted, the same command goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from reasonlab.config import validate
 from reasonlab.runs import RunReader
 from reasonlab.terminal import make_observer
-from reasonlab.train.loop import start
+from reasonlab.train.loop import resume, start
 
 COMMON: dict[str, Any] = {
     "threads": 2,
@@ -37,11 +37,14 @@ SHORTER: dict[str, Any] = {
 
 
 def train(run: Path, settings: dict[str, Any]) -> None:
-    if (run / "checkpoints" / "final").exists():
+    """Make a run, or go on with one that was interrupted."""
+    if (run / "run.json").exists() and RunReader(run).run["status"] == "finished":
         return
     config = validate(settings, "length_and_spread.py")
     with make_observer(config.iterations, run.name) as observer:
-        start(config, run, ["scripts/length_and_spread.py"], observer).run()
+        trainer = resume(run, observer) if run.exists() else start(config, run, [Path(__file__).name], observer)
+        if trainer.run().status != "finished":
+            raise SystemExit("interrupted; the same command goes on")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
