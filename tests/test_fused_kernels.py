@@ -52,6 +52,22 @@ def test_add_norm_keeps_the_sum_in_fp32(kernels: Any) -> None:
     assert_close([of_branch], [of_x], 1e-2)  # the interpreter cuts off where a device rounds
 
 
+def test_split_heads_and_their_gradients() -> None:
+    x = normal(5, 6, 4)
+    for got, expected in zip(fused.split_heads(x, [3, 2, 1]), x.split((3, 2, 1), 1), strict=True):
+        assert got.data_ptr() == expected.data_ptr()
+    whole = torch.arange(120.0).view(5, 6, 4)
+    assert fused.side_by_side(whole.split((3, 2, 1), 1)).data_ptr() == whole.data_ptr(), "they lie side by side"
+    others = {
+        "another tensor": (whole[:, :3], whole.clone()[:, 3:]),
+        "another order": (whole[:, 3:], whole[:, :3]),
+        "a gap": (whole[:, :2], whole[:, 3:]),
+        "a row more than there is": (whole[:, 3:], whole.view(-1)[24:].as_strided((5, 3, 4), (16, 4, 1))),
+    }
+    for name, parts in others.items():
+        assert torch.equal(fused.side_by_side(parts), torch.cat(parts, 1)), name
+
+
 @pytest.mark.parametrize("rows", [0, 1, 5, 130, 300])
 @pytest.mark.parametrize("width", [3, 64, 100])
 def test_column_sum(kernels: Any, rows: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,13 +141,15 @@ jobs = [(f, types, constants) for f in vars(kernels).values() if isinstance(f, t
 types = {
     **dict.fromkeys(("q", "k", "v", "out", "gradient", "of_q", "of_k", "of_v"), low),
     **dict.fromkeys(("total", "along"), high),
-    **dict.fromkeys(("tokens", "size", "q_stride", "k_stride", "v_stride", "gradient_stride"), number),
+    **dict.fromkeys(("tokens", "size", "q_stride", "k_stride", "v_stride", "gradient_stride", "result_stride"), number),
     **{"blocks": "*i32", "table": "*i32", "at": ids, "scale": "fp32"},
+    **{"parts": low, "part_stride": number, "out_stride": number},
 }
 for shared in (False, True):
     constants = {"HEADS": 14, "KV_HEADS": 2, "HEAD_DIM": 64, "BLOCK_D": 64, "BLOCK": 64}
     constants |= {"SHARED": shared, "BEGINNING": shared, "PER": 1 if shared else 7}
-    names = ("_packed_forward", "_packed_of_queries", "_packed_of_keys")
+    constants |= {"GROUP": 7, "BLOCK_G": 8}
+    names = ("_packed_forward", "_packed_of_queries", "_packed_of_keys", "_add_groups")
     named = [getattr(attention_kernels, name) for name in names]
     jobs += [(f, types, constants) for f in named]
 def built(function, types, constants, generation, **options):
@@ -152,4 +170,4 @@ print(len(jobs))
 
 def test_the_kernels_compile_for_a_device_that_is_not_here(tmp_path: Path) -> None:
     """The interpreter knows no types: a variable that changes its own in a loop is an error to the compiler alone."""
-    assert int(compiled_elsewhere(COMPILE, tmp_path)) == 14
+    assert int(compiled_elsewhere(COMPILE, tmp_path)) == 16

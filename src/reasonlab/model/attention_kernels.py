@@ -48,35 +48,47 @@ def backward(
     q, k, v, gradient = (_lines(x) for x in (q, k, v, gradient))
     tokens, heads, d = q.shape
     kv_heads, blocks, at = k.shape[1], ragged.blocks, ragged.at
-    of_q = torch.empty(tokens, heads, d, dtype=q.dtype, device=q.device)
+    # One behind the other, as the projection has them: whoever split it need not put them together again.
+    whole = torch.empty(tokens, heads + 2 * kv_heads, d, dtype=q.dtype, device=q.device)
+    of_q, of_k, of_v = whole.split((heads, kv_heads, kv_heads), dim=1)
     along = torch.empty_like(total)  # D
     strides = (gradient.stride(0), q.stride(0), k.stride(0), v.stride(0))
     sizes = (heads, kv_heads, d, _padded(d), BLOCK)
     if not blocks.numel():
-        return of_q, torch.empty_like(k), torch.empty_like(v)
+        return of_q, of_k, of_v
     _packed_of_queries[(blocks.shape[1], heads)](
         gradient, q, k, v, out, total, along, of_q, blocks, blocks if at is None else at,
-        tokens, blocks.shape[1], *strides, d**-0.5, *sizes, at is not None, num_warps=_warps(d), num_stages=STAGES,
+        tokens, blocks.shape[1], *strides, whole.stride(0), d**-0.5, *sizes, at is not None,
+        num_warps=_warps(d), num_stages=STAGES,
     )  # fmt: skip
 
-    def of_keys(table: Tensor, rows: int, per: int, dtype: torch.dtype, beginning: bool) -> Tensor:
+    def of_keys(table: Tensor, per: int, of_k: Tensor, of_v: Tensor, beginning: bool) -> None:
         """The gradients of keys and values, one for every `per` heads, in rows of their own or in those of `at`."""
-        new = torch.zeros if beginning else torch.empty  # the rows that only fill `at` up are nobody's
-        both = new((2, rows, heads // per, d), dtype=dtype, device=q.device)
         _packed_of_keys[(table.shape[1], heads // per)](
-            gradient, q, k, v, total, along, *both, table, table if at is None else at,
-            tokens, table.shape[1], *strides, d**-0.5, *sizes, per, beginning, num_warps=_warps(d), num_stages=STAGES,
+            gradient, q, k, v, total, along, of_k, of_v, table, table if at is None else at,
+            tokens, table.shape[1], *strides, of_k.stride(0), d**-0.5, *sizes, per, beginning,
+            num_warps=_warps(d), num_stages=STAGES,
         )  # fmt: skip
-        # The heads that read the same keys are added up, if they are not yet.
-        return both if both.shape[2] == kv_heads else both.unflatten(2, (kv_heads, -1)).sum(3)
 
-    per = heads // kv_heads if tokens // BLOCK * kv_heads >= BUSY else 1
-    both = of_keys(blocks, tokens, per, k.dtype, False)
+    group = heads // kv_heads
+    if group == 1 or tokens // BLOCK * kv_heads >= BUSY:
+        of_keys(blocks, group, of_k, of_v, False)
+    else:
+        parts = torch.empty(2, tokens, heads, d, dtype=k.dtype, device=q.device)
+        of_keys(blocks, 1, parts[0], parts[1], False)
+        _add_groups[(tokens, 2 * kv_heads)](
+            parts, of_k, parts.stride(0), whole.stride(0),
+            kv_heads, group, d, triton.next_power_of_2(group), _padded(d), num_warps=1,
+        )  # fmt: skip
     if at is not None and ragged.key_blocks is not None:
         # A beginning that many share is added up in fp32: bf16 would round at every addition.
-        parts = of_keys(ragged.key_blocks, len(at), 1, torch.float32, True)
-        both = both.float().index_add_(1, at, parts).to(k.dtype)
-    return of_q, both[0], both[1]
+        # The rows that only fill `at` up are nobody's, and stay zero.
+        parts = torch.zeros(2, len(at), heads, d, dtype=torch.float32, device=q.device)
+        of_keys(ragged.key_blocks, 1, parts[0], parts[1], True)
+        added = parts.transpose(0, 1).reshape(len(at), 2 * kv_heads, group, d).sum(2)
+        both = whole[:, heads:]  # keys, then values
+        both.copy_(both.float().index_add_(0, at, added))
+    return of_q, of_k, of_v
 
 
 def _lines(x: Tensor) -> Tensor:
@@ -178,7 +190,7 @@ def _turn(queries, slopes, keys, values, factor, level, along, visible, of_queri
 @triton.jit(do_not_specialize=["tokens", "size"])
 def _packed_of_queries(
     gradient, q, k, v, out, total, along, of_q, blocks, at, tokens, size,
-    gradient_stride, q_stride, k_stride, v_stride, scale,
+    gradient_stride, q_stride, k_stride, v_stride, result_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     SHARED: tl.constexpr,
 ):  # fmt: skip
@@ -216,13 +228,13 @@ def _packed_of_queries(
     keys = _load(k, row, inside, column, k_stride, HEAD_DIM)
     values = _load(v, row, inside, column, v_stride, HEAD_DIM)
     result = _turn(queries, slopes, keys, values, factor, level, inner, row[:, None] >= row[None, :], result, True)
-    _store(of_q + head * HEAD_DIM, row, inside, column, HEADS * HEAD_DIM, result * scale, HEAD_DIM)
+    _store(of_q + head * HEAD_DIM, row, inside, column, result_stride, result * scale, HEAD_DIM)
 
 
 @triton.jit(do_not_specialize=["tokens", "size"])
 def _packed_of_keys(
     gradient, q, k, v, total, along, of_k, of_v, table, at, tokens, size,
-    gradient_stride, q_stride, k_stride, v_stride, scale,
+    gradient_stride, q_stride, k_stride, v_stride, result_stride, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     PER: tl.constexpr, BEGINNING: tl.constexpr,
 ):  # fmt: skip
@@ -266,6 +278,22 @@ def _packed_of_keys(
         result_v += tl.dot(weights.to(slopes.dtype), slopes, input_precision="ieee")
         of_scores = weights * (tl.dot(values, tl.trans(slopes), input_precision="ieee") - inner[None, :])
         result_k += tl.dot(of_scores.to(queries.dtype), queries, input_precision="ieee")
-    stride = HEADS // PER * HEAD_DIM
-    _store(of_k + share * HEAD_DIM, target, inside, column, stride, result_k * scale, HEAD_DIM)
-    _store(of_v + share * HEAD_DIM, target, inside, column, stride, result_v, HEAD_DIM)
+    _store(of_k + share * HEAD_DIM, target, inside, column, result_stride, result_k * scale, HEAD_DIM)
+    _store(of_v + share * HEAD_DIM, target, inside, column, result_stride, result_v, HEAD_DIM)
+
+
+@triton.jit
+def _add_groups(
+    parts, out, part_stride, out_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The gradients that the heads of a group have for one key or value, added up. Keys come first, then values."""
+    row, target = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    member, column = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+    head = target % KV_HEADS * GROUP + member
+    at = target // KV_HEADS * part_stride + (row * KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + column[None, :]
+    inside = (member < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+    total = tl.sum(tl.load(parts + at, mask=inside, other=0.0).to(tl.float32), 0)
+    tl.store(
+        out + row * out_stride + target * HEAD_DIM + column, total.to(out.dtype.element_ty), mask=column < HEAD_DIM
+    )

@@ -7,6 +7,7 @@ dtype of the weights, as in decoding, so that sampling and training round alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def rotate_heads(
         from reasonlab.model import kernels
 
         x = kernels.rotate_heads(x, cos, sin, heads + kv_heads, cos.shape[-1] * 2)
-        q, k, *rest = x.view(len(x), sum(sizes), -1).split(sizes, dim=1)
+        q, k, *rest = split_heads(x.view(len(x), sum(sizes), -1), sizes)
         v = rest[0] if v is None else v
         return q.to(v.dtype), k.to(v.dtype), v
     qk = x.view(len(x), sum(sizes), -1)
@@ -63,6 +64,37 @@ def rotate_heads(
         qk, v = qk.split((heads + kv_heads, kv_heads), dim=1)
     q, k = rotate(qk, cos, sin).to(v.dtype).split((heads, kv_heads), dim=1)
     return q, k, v
+
+
+def split_heads(x: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    """x.split(sizes, 1), whose gradients need not be put together where they lie side by side already."""
+    parts: tuple[Tensor, ...] = _SplitHeads.apply(x, sizes)  # type: ignore[no-untyped-call]
+    return parts
+
+
+class _SplitHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = x.split(sizes, 1)
+        return parts
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return side_by_side(gradients), None
+
+
+def side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """torch.cat(parts, 1), without a copy if they follow one another in every row of one tensor."""
+    first, heads = parts[0], sum(part.shape[1] for part in parts)
+    place = first.storage_offset()
+    for part in parts:
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or part.stride() != first.stride() or part.storage_offset() != place:
+            return torch.cat(list(parts), 1)
+        place += part.shape[1] * part.stride(1)
+    if first.stride(1) * heads > first.stride(0):
+        return torch.cat(list(parts), 1)
+    return first.as_strided((len(first), heads, *first.shape[2:]), first.stride())
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
