@@ -42,6 +42,9 @@ def rewind(decoder: Decoder, work: Work) -> None:
     state.counts.fill_(work.new // 2)
     state.limits.fill_(decoder.sampling.max_tokens)
     state.finish.fill_(RUNNING)
+    rows = torch.arange(work.rows, device=decoder.device)
+    state.leaders.copy_(rows - rows % work.group)
+    state.shared.fill_(work.prompt - 1)
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ from reasonlab.rollout import kernels
 from reasonlab.rollout.kernels import TUNING
 
 HOPPER = GPUTarget("cuda", 90, 32)
-ROW_NUMBERS = {"positions", "finish", "tokens", "seeds", "counts", "limits"}
+ROW_NUMBERS = {"positions", "finish", "tokens", "seeds", "counts", "limits", "leaders", "shared"}
 INTEGERS = ROW_NUMBERS | {"ids", "stop_ids", "rows", "begins", "lengths", "cuts", "ties"}
 SINGLES = {"cos_table", "sin_table", "shares", "sums", "tops", "masses", "kept", "logprobs"}
 SCALARS = {"eps": "fp32", "scale": "fp32", "temperature": "fp32", "top_p": "fp32"} | dict.fromkeys(

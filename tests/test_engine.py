@@ -433,6 +433,30 @@ def test_few_rows_serve_many_ragged_samples_once_and_in_order(workers: int, mode
     assert len({len(r.ids) for r in flat(got)}) > 10
 
 
+@pytest.mark.parametrize("rows", [1, 5, 32])
+def test_leaders_hold_what_their_followers_share(
+    rows: int, model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels read the context of a group in the row of one of it: the rows of others must stay the same as it."""
+    followers, step = [0], Decoder.step
+
+    def watched(decoder: Decoder, n: int, columns: int) -> None:
+        state = decoder.state.first(n)
+        for row, (leader, shared) in enumerate(zip(state.leaders.tolist(), state.shared.tolist(), strict=True)):
+            assert leader < n
+            followers[0] += leader != row
+            for cached in decoder.cache:
+                assert torch.equal(cached[:, row, :, :shared], cached[:, leader, :, :shared])
+        step(decoder, n, columns)
+
+    monkeypatch.setattr(Decoder, "step", watched)
+    stopping = replace(FREE, stop_ids=tuple(range(0, VOCABULARY, 8)))  # rows end at any time, and others move up
+    started = Engine(model, rows).generate(REQUESTS, replace(stopping, segment_tokens=3))
+    again = [replace(request, started=group) for request, group in zip(REQUESTS, started, strict=True)]
+    Engine(model, rows).generate(again, stopping)
+    assert (followers[0] > 0) == (rows > 1)
+
+
 def test_decoding_runs_past_one_bucket_of_columns() -> None:
     model = small_model(seed=12)
     requests = requests_of([50, 1, 64, 65], [2, 2, 1, 2], seed=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -137,6 +138,23 @@ def test_attention_in_bf16(splits: int, monkeypatch: pytest.MonkeyPatch) -> None
         close(part, other, torch.bfloat16)
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+def test_rows_of_a_group_read_what_they_share_in_one_of_them(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "attention_splits", lambda programs, columns: splits)
+    model = attention_model(9, 3, 64, False, torch.float32)
+    rows, x = rows_at([90, 70, 69, 200]), random(4, 16, seed=1)
+    cache = cache_of(model, 4, torch.float32)
+    for part in cache:
+        part[:, [0, 2], :, :69] = part[:, 1:2, :, :69]  # three rows share 69 tokens; the last has its own
+    expected = attended(TORCH, model, x, Cache(*(part.clone() for part in cache)), rows)
+    rows.leaders.copy_(torch.tensor([1, 1, 1, 3]))
+    rows.shared.copy_(torch.tensor([69, 69, 69, 150]))
+    for part in cache:
+        part[:, [0, 2], :, :69] = math.nan  # nobody reads their own
+    got = attended(Kernels(model, COLUMNS), model, x, cache, rows)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_attention_passes_over_rows_that_have_ended() -> None:
     model = attention_model(4, 2, 32, False, torch.float32)
     rows = rows_at([5, 7, 9], [RUNNING, STOPPED, FULL])
@@ -213,7 +231,7 @@ def test_draw(
 
 
 def _codes(rows: Rows) -> Tensor:
-    codes = torch.zeros(6, 2, dtype=torch.int64, device=DEVICE)
+    codes = torch.zeros_like(rows.numbers[:, :2])
     codes[5] = rows.finish[[3, 4]]
     return codes
 

@@ -149,12 +149,13 @@ class Decoder:
                 self.state.ids[rows, :made] = _to(self.device, torch.tensor(new.started.ids))
                 self.state.logprobs[rows, :made] = _to(self.device, torch.from_numpy(new.started.logprobs))
         shared = [
-            (new.first_row, new.context[-1], len(new.context) - 1, 0, made, self.limit(made), RUNNING)
+            (new.first_row, new.context[-1], last := len(new.context) - 1, 0, made, self.limit(made), RUNNING, 0, last)
             for new, made in zip(admissions, started, strict=True)
         ]  # by the samples of an admission; their seeds come below, and rows follow one another
         table = np.repeat(np.array(shared, np.int64).T, counts, axis=1)
         table[0] += np.arange(sum(counts)) - np.repeat(np.cumsum(counts) - counts, counts)
         table[3] = np.fromiter(chain.from_iterable(new.seeds for new in admissions), np.int64, sum(counts))
+        table[7] = table[0]  # until `lead` says more, each is its own leader
         places = _to(self.device, torch.from_numpy(table))
         self.state.numbers[:, places[0]] = places[1:]
 
@@ -169,7 +170,7 @@ class Decoder:
             self.operations.store(self.cache, wave, places)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy rows of at most `length` tokens into free slots."""
+        """Copy rows of at most `length` tokens into free slots. `lead` must follow."""
         source, target = _to(self.device, torch.tensor([sources, targets]))
         for cached in self.cache:
             used = cached[:, :, :, :length]
@@ -183,6 +184,10 @@ class Decoder:
         self.state.numbers[:, target] = self.state.numbers[:, source]
         self.state.ids[target] = self.state.ids[source]
         self.state.logprobs[target] = self.state.logprobs[source]
+
+    def lead(self, leaders: NDArray[np.int64]) -> None:
+        """In which row each of the first rows is to read the context that it shares with it."""
+        self.state.leaders[: len(leaders)] = _to(self.device, torch.from_numpy(leaders))
 
     def free(self, first: int, end: int) -> None:
         """The rows from `first` to before `end` are empty."""

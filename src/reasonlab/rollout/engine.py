@@ -237,13 +237,14 @@ class _Table:
         self.lengths = np.zeros(rows, np.int64)  # prompt and response tokens in each row
         self.left = np.zeros(rows, np.int64)  # tokens to come, if nothing stops it
         self.checked = np.zeros(rows, np.int64)  # tokens already searched for stop strings and repetition
+        self.contexts = np.zeros(rows, np.int64)  # what it goes on from, by number
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def add(self, samples: Sequence[_Sample], length: int, made: int, limit: int) -> None:
+    def add(self, samples: Sequence[_Sample], context: int, length: int, made: int, limit: int) -> None:
         new = slice(len(self), len(self) + len(samples))
-        self.lengths[new], self.left[new], self.checked[new] = length, limit - made, made
+        self.lengths[new], self.left[new], self.checked[new], self.contexts[new] = length, limit - made, made, context
         self.samples += samples
 
     def remove(self, rows: Sequence[int], decoder: Decoder) -> None:
@@ -257,10 +258,16 @@ class _Table:
         if targets:
             longest = min(int(self.lengths[sources].max()), decoder.columns)
             decoder.move(sources, targets, longest)
-            for column in (self.lengths, self.left, self.checked):
+            for column in (self.lengths, self.left, self.checked, self.contexts):
                 column[targets] = column[sources]
         decoder.free(len(order), before)
         self.samples = [self.samples[row] for row in order]
+        decoder.lead(self.leaders())
+
+    def leaders(self) -> NDArray[np.int64]:
+        """Of each row, the first that goes on from the same context."""
+        _, first, which = np.unique(self.contexts[: len(self)], return_index=True, return_inverse=True)
+        return np.asarray(first[which], np.int64)
 
 
 @dataclass(slots=True)
@@ -292,7 +299,8 @@ class _Waiting:
         self.decoder, self.requests = decoder, requests
         self.unfilled = deque(contexts)
         self.ready: deque[tuple[_Context, Prefilled | None]] = deque()
-        self.next_sample = 0  # of the first ready context
+        self.context = 0  # the number of the first ready one
+        self.next_sample = 0  # of it
         self.wave_tokens = decoder.wave_tokens()
 
     def __bool__(self) -> bool:
@@ -312,12 +320,14 @@ class _Waiting:
             admissions.append(Admission(len(table), context.tokens, seeds, prefilled, context.started))
             made = 0 if context.started is None else len(context.started.ids)
             samples = [_Sample(context.request, i, context.started) for i in chosen]
-            table.add(samples, len(context.tokens) - 1, made, self.decoder.limit(made))
+            table.add(samples, self.context, len(context.tokens) - 1, made, self.decoder.limit(made))
             self.next_sample += len(chosen)
             if self.next_sample == len(context.samples):
                 self.ready.popleft()
+                self.context += 1
                 self.next_sample = 0
         self.decoder.admit(admissions)
+        self.decoder.lead(table.leaders())
 
     def _prefill_wave(self) -> None:
         wave: list[_Context] = []

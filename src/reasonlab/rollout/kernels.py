@@ -98,7 +98,7 @@ class Kernels:
                 num_warps=TUNING.vocabulary_warps,
             )  # fmt: skip
         _draw[(n,)](
-            logits, tops, masses, kept, cuts, ties, *rows.numbers.unbind(), rows.ids, rows.logprobs, stop_ids,
+            logits, tops, masses, kept, cuts, ties, *rows.numbers[:6].unbind(), rows.ids, rows.logprobs, stop_ids,
             rows.ids.stride(0), vocabulary, blocks, temperature,
             greedy, nucleus, shift, len(stop_ids), triton.next_power_of_2(max(1, len(stop_ids))), block,
             triton.next_power_of_2(blocks),
@@ -127,7 +127,7 @@ class KernelAttention(FusedAttention):
         block_d = max(16, triton.next_power_of_2(d))
         _attend[(n, kv_heads, splits)](
             qkv, qkv if q_norm is None else q_norm.weight, qkv if k_norm is None else k_norm.weight,
-            self.cos, self.sin, keys, values, rows.positions, rows.finish, out, shares, sums,
+            self.cos, self.sin, keys, values, rows.positions, rows.finish, rows.leaders, rows.shared, out, shares, sums,
             keys.stride(0), keys.stride(1), splits, 0.0 if q_norm is None else q_norm.eps, d**-0.5,
             heads, kv_heads, d, q_norm is not None, splits > 1,
             max(16, triton.next_power_of_2(heads // kv_heads)), block_d, TUNING.attention_keys,
@@ -185,7 +185,7 @@ def _head(x, other, weight, cos, sin, column, partner, eps, HEAD_DIM: tl.constex
 
 @triton.jit
 def _attend(
-    qkv, q_weight, k_weight, cos_table, sin_table, keys, values, positions, finish, out, shares, sums,
+    qkv, q_weight, k_weight, cos_table, sin_table, keys, values, positions, finish, leaders, shared, out, shares, sums,
     row_stride, head_stride, splits, eps, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, NORM: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -195,7 +195,8 @@ def _attend(
     The softmax is accumulated while the keys go by. The new key and value never come from the cache: the first part
     ends with them and writes them there, so no program waits for what another writes. A program is over in a few
     microseconds, so what it waits for counts: all that does not depend on the position is asked for at once, and
-    nothing but the queries is computed before the first keys are asked for.
+    nothing but the queries is computed before the first keys are asked for. What rows of a group have in common all of
+    them read in the same row: it comes from memory once, and then from the device's cache.
     """
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -204,6 +205,7 @@ def _attend(
     partner = (column + HEAD_DIM // 2) % HEAD_DIM
     state = tl.load(finish + row)
     position = tl.load(positions + row).to(tl.int32)
+    leader, common = tl.load(leaders + row), tl.load(shared + row).to(tl.int32)
     first = row * (HEADS + 2 * KV_HEADS) * HEAD_DIM
     member = tl.arange(0, BLOCK_G)
     query = first + (kv_head * GROUP + member)[:, None] * HEAD_DIM
@@ -222,6 +224,7 @@ def _attend(
     q = _head(q, q_other, q_weight, cos, sin, column, partner, eps, HEAD_DIM, NORM).to(out.dtype.element_ty)
 
     here = row * row_stride + kv_head * head_stride
+    there = leader * row_stride + kv_head * head_stride
     top = tl.full([BLOCK_G], float("-inf"), tl.float32)
     mass = tl.zeros([BLOCK_G], tl.float32)
     mixed = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
@@ -233,7 +236,7 @@ def _attend(
         end = tl.minimum(begin + part, position)
     for start in range(begin, end, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
-        tile = here + key[:, None] * HEAD_DIM + column[None, :]
+        tile = (tl.where(key < common, there, here) + key * HEAD_DIM)[:, None] + column[None, :]
         seen = (key < end)[:, None] & real[None, :]
         k = tl.load(keys + tile, mask=seen, other=0.0)
         v = tl.load(values + tile, mask=seen, other=0.0)

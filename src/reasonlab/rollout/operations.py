@@ -42,7 +42,7 @@ class Place(NamedTuple):
 class Rows:
     """What is known of each row. The numbers are views of one table, so that a row is moved and read in one go."""
 
-    numbers: Tensor  # [6, rows]
+    numbers: Tensor  # [8, rows]
     ids: Tensor  # [rows, max_tokens + 1]
     logprobs: Tensor
     tokens: Tensor = field(init=False)  # the token each row feeds next
@@ -51,13 +51,18 @@ class Rows:
     counts: Tensor = field(init=False)  # tokens generated so far
     limits: Tensor = field(init=False)  # and where this call ends
     finish: Tensor = field(init=False)
+    # Its first `shared` keys and values are also those of the row `leaders`. Rows of a group that read them there find
+    # them in the device's cache; the reference reads each row's own.
+    leaders: Tensor = field(init=False)
+    shared: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokens, self.positions, self.seeds, self.counts, self.limits, self.finish = self.numbers.unbind()
+        self.tokens, self.positions, self.seeds, self.counts = self.numbers[:4].unbind()
+        self.limits, self.finish, self.leaders, self.shared = self.numbers[4:].unbind()
 
     @classmethod
     def empty(cls, rows: int, max_tokens: int, device: torch.device) -> Rows:
-        numbers = torch.zeros(6, rows, dtype=torch.int64, device=device)
+        numbers = torch.zeros(8, rows, dtype=torch.int64, device=device)
         numbers[5] = FULL  # empty rows are not running
         # One spare column: a row that is done but not yet taken away writes there and spoils nothing.
         ids = torch.zeros(rows, max_tokens + 1, dtype=torch.int64, device=device)
