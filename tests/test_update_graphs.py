@@ -291,7 +291,8 @@ def test_shapes_in_turn_and_caps_that_grow(two_learners: Any) -> None:
     """Graphs share their memory: each must find its own inputs, and nothing of the others."""
     learner, plain = two_learners(token_budget=1024)
     long = np.arange(300) % 30
-    longer = [Example(long[:280], long, np.full(300, -3, np.float32), np.ones(300, bool), 1.0) for _ in range(2)]
+    answers = [np.roll(long, i)[:200] for i in range(2)]  # one pack, and a beginning of 280 tokens that they share
+    longer = [Example(long[:280], ids, np.full(200, -3, np.float32), np.ones(200, bool), 1.0) for ids in answers]
     kinds = [make_examples(3), make_examples(12, seed=1), grouped_examples(), make_examples(6, seed=2)]
     expected = [device_gradients(plain, examples) for examples in (*kinds, longer)]
     for _ in range(4):
