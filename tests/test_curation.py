@@ -488,6 +488,7 @@ def test_the_thought_of_a_guess_is_closed_before_it_begins(template: str, asked:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     closed = _ThoughtClosed(ChatFormat(ChatTokenizer(tokenizer, template)))
     prompt = closed.prompt("q")
+    assert closed.prompts(["q", "q q"]) == [prompt, closed.prompt("q q")]
     assert (prompt.ids, prompt.opening) == ([WORDS[word] for word in asked.split()], opening)
     answers = [[WORDS["q"]], [WORDS["bot"], WORDS["q"]]]
     assert closed.responses(answers) == [closed.response(ids) for ids in answers]

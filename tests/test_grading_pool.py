@@ -6,13 +6,14 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from reasonlab.grading.pool import Pool
+from reasonlab.grading.pool import Pool, side_by_side
 from reasonlab.grading.verifier import grade_answer, grade_text, grade_text_async
 
 HARD = (r"\lim_{x\to 0}\frac{\sin x}{x}", "1")  # only math-verify can say
@@ -113,6 +114,24 @@ def test_daemonic_processes_grade_with_a_pool_of_their_own(method: str) -> None:
     with multiprocessing.get_context(method).Pool(1) as processes:
         assert processes.map(_verdict, [HARD, ("1", "2")]) == ["correct", "wrong"]
     assert grade_answer(*HARD).verdict == "correct"
+
+
+def test_items_that_are_worked_on_side_by_side_come_back_in_order() -> None:
+    together = threading.Barrier(2, timeout=10)
+
+    def square(x: int) -> int:
+        if x in (0, 1):
+            together.wait()  # two at a time, or this breaks
+        return x * x
+
+    assert side_by_side(square, range(500)) == [x * x for x in range(500)]
+    assert side_by_side(square, []) == []
+    assert side_by_side(square, [3]) == [9]
+
+
+def test_what_goes_wrong_side_by_side_is_not_taken_for_the_end() -> None:
+    with pytest.raises(IndexError, match="tuple index"):
+        side_by_side(lambda x: (0,)[x], [0, 0, 1, 0])
 
 
 ADVERSARIAL = {

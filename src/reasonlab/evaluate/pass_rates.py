@@ -197,7 +197,12 @@ class _ThoughtClosed:
         self.thinks = len(inner.tokenizer.encode("<think>")) == 1
 
     def prompt(self, question: str) -> Prompt:
-        prompt = self.inner.prompt(question)
+        return self.prompts([question])[0]
+
+    def prompts(self, questions: Sequence[str]) -> list[Prompt]:
+        return [self._closed(*one) for one in zip(questions, self.inner.prompts(questions), strict=True)]
+
+    def _closed(self, question: str, prompt: Prompt) -> Prompt:
         closing = ""
         if prompt.opening:  # the template has opened the thought
             closing = "\n</think>\n\n"

@@ -61,7 +61,7 @@ class EngineResponder:
     def respond(
         self, asks: Sequence[Ask], sampling: Sampling, progress: Progress | None = None
     ) -> Iterator[Sequence[Placed]]:
-        prompts = [self.format.prompt(ask.question) for ask in asks]
+        prompts = self.format.prompts([ask.question for ask in asks])
         self._check_room(prompts, sampling)
         requests = [Request(prompt.ids, ask.keys) for prompt, ask in zip(prompts, asks, strict=True)]
         for part in _parts([len(ask.keys) for ask in asks], self.at_once):

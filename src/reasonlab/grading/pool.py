@@ -17,9 +17,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 Reply = dict[str, object]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class WorkerLostError(Exception):
@@ -181,6 +187,28 @@ def _is_ready(worker: Worker) -> bool:
         return worker.ready(0)
     except WorkerLostError:
         return False
+
+
+def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """work(item) for every item, in as many threads as there are workers of the shared pool.
+
+    A thread takes the next item when it is done with one. Most grades take microseconds, less than a future of each.
+    """
+    left = deque(enumerate(items))
+    found: dict[int, Result] = {}
+
+    def share() -> None:
+        while True:
+            try:
+                place, item = left.popleft()
+            except IndexError:  # none is left
+                return
+            found[place] = work(item)
+
+    with ThreadPoolExecutor(shared_pool().size) as threads:
+        for done in [threads.submit(share) for _ in range(min(shared_pool().size, len(items)))]:
+            done.result()
+    return [found[place] for place in range(len(items))]
 
 
 _shared: Pool | None = None

@@ -34,6 +34,7 @@ class TextFormat(Protocol):
     """What it takes to ask a model and to read its answer."""
 
     def prompt(self, question: str) -> Prompt: ...
+    def prompts(self, questions: Sequence[str]) -> list[Prompt]: ...
     def response(self, ids: Sequence[int]) -> str: ...
     def responses(self, many: Sequence[Sequence[int]]) -> list[str]: ...
 
@@ -60,8 +61,8 @@ class TinyFormat:
     def prompt(self, question: str) -> Prompt:
         return Prompt(self.tokenizer.encode(prompt_text(question)) + self._forced, self.opening, len(self._forced))
 
-    def prompt_lengths(self, questions: Sequence[str]) -> list[int]:
-        return [len(self.prompt(question).ids) for question in questions]
+    def prompts(self, questions: Sequence[str]) -> list[Prompt]:
+        return [self.prompt(question) for question in questions]
 
     def response(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)
@@ -93,19 +94,18 @@ class ChatFormat:
         return self.prompt("?").opening
 
     def prompt(self, question: str) -> Prompt:
+        return self.prompts([question])[0]
+
+    def prompts(self, questions: Sequence[str]) -> list[Prompt]:
+        """Of many questions at once, on all cores."""
         if self.tokenizer.template is None:
-            return Prompt(self.tokenizer.prompt_ids(question))
+            return [Prompt(self.tokenizer.prompt_ids(question)) for question in questions]
         # A template that opens the thinking itself leaves responses that seem to have none; a truncated one would then
         # be read as an answer. So the response gets its beginning back.
-        text = self.tokenizer.chat_text(question)
-        start = text.rfind(_THINK) if text.rstrip().endswith(_THINK) else len(text)
-        return Prompt(self.tokenizer.encode(text), text[start:])
-
-    def prompt_lengths(self, questions: Sequence[str]) -> list[int]:
-        """In tokens; for many questions at once."""
-        if self.tokenizer.template is None:
-            return [len(self.tokenizer.prompt_ids(question)) for question in questions]
-        return [len(ids) for ids in self.tokenizer.encode_batch([*map(self.tokenizer.chat_text, questions)])]
+        texts = [self.tokenizer.chat_text(question) for question in questions]
+        starts = [text.rfind(_THINK) if text.rstrip().endswith(_THINK) else len(text) for text in texts]
+        many = zip(self.tokenizer.encode_batch(texts), texts, starts, strict=True)
+        return [Prompt(ids, text[start:]) for ids, text, start in many]
 
     def response(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)

@@ -7,12 +7,11 @@ evaluation gives them, inside their chat template, and mark it with a box (or as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from reasonlab.evaluate.graders import FAMILY, MATHEMATICS, TINY, grader_for
 from reasonlab.evaluate.panels import QUESTION
 from reasonlab.grading.grade import Grade
-from reasonlab.grading.pool import shared_pool
+from reasonlab.grading.pool import side_by_side
 from reasonlab.model.text_format import ModelFormat, Prompt, TinyFormat
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.problems.curation import of_tiny_world
@@ -40,9 +39,12 @@ class Exchange:
     def prompt(self, problem: Problem) -> Prompt:
         return self.format.prompt(self._asked(problem))
 
+    def prompts(self, problems: Sequence[Problem]) -> list[Prompt]:
+        return self.format.prompts([self._asked(problem) for problem in problems])
+
     def prompt_lengths(self, problems: Sequence[Problem]) -> list[int]:
         """In tokens."""
-        return self.format.prompt_lengths([self._asked(problem) for problem in problems])
+        return [len(prompt.ids) for prompt in self.prompts(problems)]
 
     def _asked(self, problem: Problem) -> str:
         return self.template.replace(QUESTION, problem.question)
@@ -82,8 +84,7 @@ class Exchange:
         if all(of_tiny_world(problem) for problem, _ in groups):
             flat = iter([self.grade(*pair) for pair in pairs])
         else:
-            with ThreadPoolExecutor(shared_pool().size) as threads:
-                flat = iter(list(threads.map(lambda pair: self.grade(*pair), pairs)))
+            flat = iter(side_by_side(lambda pair: self.grade(*pair), pairs))
         return [[next(flat) for _ in rollouts] for _, rollouts in groups]
 
 

@@ -197,7 +197,7 @@ class Trainer:
         if self.exchange.tiny or not self.config.evaluate.every:
             return 0
         asked = [panel.asked(problem) for panel in self.held_out.panels for problem in panel.problems]
-        return max(self.exchange.format.prompt_lengths(asked))
+        return max(len(prompt.ids) for prompt in self.exchange.format.prompts(asked))
 
     def _check_positions(self, prompt: int, reflection: int) -> None:
         """Whether a language model can read what it will write; the tiny world's texts are all short."""

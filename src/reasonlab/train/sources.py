@@ -195,11 +195,11 @@ class Rollouts:
             (
                 problem,
                 Request(
-                    prompt=self.exchange.prompt(problem).ids,
+                    prompt=prompt.ids,
                     keys=[key(self.config.seed, "rollout", number, problem.id, i) for i in range(samples)],
                 ),
             )
-            for problem in problems
+            for problem, prompt in zip(problems, self.exchange.prompts(problems), strict=True)
         ]
         total = len(problems) * samples + self.partial.pending_rollouts
         count = Counter(self.report, f"iteration {number}: rollouts", total)
