@@ -33,7 +33,8 @@ update     ours: from advantages to new weights; TRL: all the rest
 
 With `--ragged` the sides draw different samples, so the ratio is of seconds per generated token. `--rollouts-only`
 compares sampling alone, our engine with vLLM's. Each side has a process of its own, `--start-timeout` seconds until
-its first iteration begins (loading, and what vLLM compiles), and `--timeout` from there on. Memory is what is in use on
+its first iteration begins (loading, and what vLLM compiles), and `--timeout` from there on; of one that is late, what
+it has done by then counts. Memory is what is in use on
 the device when the side ends (nobody gives memory back before), on the CPU the highest resident set.
 """
 
@@ -59,22 +60,21 @@ import torch
 from iteration_ours import ours
 from iteration_sampling import our_rollouts, vllm_rollouts
 from iteration_trl import trl, trl_vllm
-from iteration_work import Begun, Iteration, Work, digest, repeated, write_checkpoint
+from iteration_work import Iteration, Tell, Work, digest, repeated, write_checkpoint
 from random_models import SHAPES
 from resident_memory import peak_mib
 
 from reasonlab.model.checkpoint import load_config
 from reasonlab.model.ladder import resolve_model
 
-Side = Callable[[Work, Path, Begun], list[Iteration]]
+Side = Callable[[Work, Path, Tell], list[Iteration]]
 WHOLE: dict[str, Side] = {"ours": ours, "trl": trl, "trl-vllm": trl_vllm}
 SAMPLING: dict[str, Side] = {"ours": our_rollouts, "vllm": vllm_rollouts}
 NEEDS = {"trl": ("trl",), "trl-vllm": ("trl", "vllm"), "vllm": ("vllm",)}
 WANTED = {"trl": 10.0, "trl-vllm": 3.0, "vllm": 1.0}  # times that ours is to be faster than each
 HEADER = "           iteration   rollout    reward    update   tokens/s    first       memory"
 STDERR = 2  # where libraries may chatter: the table goes to the standard output alone
-BEGUN = "begun"  # the file by which a side's process says, beside its answer, that the first iteration begins
-LOOK_S = 0.1  # between two looks for it
+LOOK_S = 0.1  # between two looks for an answer
 
 
 @dataclass
@@ -86,6 +86,7 @@ class Measured:
     first_s: float  # the first, which captures graphs and compiles
     memory_mib: float
     versions: dict[str, str] = field(default_factory=dict)
+    late: str = ""  # why there are no more iterations
 
     def median_of(self, what: str) -> float:
         return float(median(getattr(iteration, what) for iteration in self.iterations))
@@ -108,15 +109,25 @@ def versions() -> dict[str, str]:
     return found
 
 
-def measure(side: str, work: Work, begun: Begun = lambda: None) -> Measured:
+def measure(side: str, work: Work, answer: Path | None = None) -> Measured:
+    """All iterations of a side. What is known so far lies in `answer` from the beginning of the first one on."""
+
+    def measured(iterations: Sequence[Iteration]) -> Measured:
+        first = iterations[0].seconds if iterations else 0.0
+        return Measured(side, list(iterations[work.warmup :]), first, memory_mib(work.device), versions())
+
+    def tell(iterations: Sequence[Iteration]) -> None:
+        if answer is not None:
+            aside = answer.with_suffix(".part")
+            aside.write_text(json.dumps(asdict(measured(iterations))))
+            aside.replace(answer)
+
     with TemporaryDirectory() as scratch:
-        iterations = (SAMPLING if work.rollouts_only else WHOLE)[side](work, Path(scratch), begun)
-        memory = memory_mib(work.device)
-    return Measured(side, iterations[work.warmup :], iterations[0].seconds, memory, versions())
+        return measured((SAMPLING if work.rollouts_only else WHOLE)[side](work, Path(scratch), tell))
 
 
 def measure_apart(side: str, work: Work, start_timeout: float, timeout: float) -> Measured | str:
-    """`measure` in a process of its own; if that fails or takes too long, why there is nothing."""
+    """`measure` in a process of its own, as far as it comes in time; if there is nothing, why."""
     if missing := [package for package in NEEDS.get(side, ()) if find_spec(package) is None]:
         return f"{missing[0]} is not installed"
     with TemporaryDirectory() as directory:
@@ -125,15 +136,15 @@ def measure_apart(side: str, work: Work, start_timeout: float, timeout: float) -
         command = [sys.executable, str(Path(__file__).resolve()), "--tell", str(told), side, str(answer)]
         process = subprocess.Popen(command, stdout=STDERR)
         try:
-            late = lateness(process, answer.with_name(BEGUN), start_timeout, timeout)
+            late = lateness(process, answer, start_timeout, timeout)
         finally:  # also if we are interrupted
             end_of(process)
-        if late:
-            return late
-        if not answer.is_file():
-            return f"ended early with exit status {process.returncode}; its traceback is above"
-        raw = json.loads(answer.read_text())
-    return Measured(**{**raw, "iterations": [Iteration(**iteration) for iteration in raw["iterations"]]})
+        raw = json.loads(answer.read_text()) if answer.is_file() else {"iterations": []}
+    if not late and len(raw["iterations"]) < work.timed:
+        return f"ended early with exit status {process.returncode}; its traceback is above"
+    if not raw["iterations"]:
+        return late
+    return Measured(**{**raw, "iterations": [Iteration(**iteration) for iteration in raw["iterations"]], "late": late})
 
 
 def end_of(process: subprocess.Popen[bytes]) -> None:
@@ -146,13 +157,13 @@ def end_of(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def lateness(process: subprocess.Popen[bytes], begun: Path, start_timeout: float, timeout: float) -> str:
+def lateness(process: subprocess.Popen[bytes], answer: Path, start_timeout: float, timeout: float) -> str:
     """Wait for the end of the process; if it does not come in time, what did not happen, and nothing otherwise.
 
     The time to load and to compile says nothing about an iteration, so it has a limit of its own.
     """
     latest = time.monotonic() + start_timeout
-    while process.poll() is None and not begun.is_file():
+    while process.poll() is None and not answer.is_file():
         if time.monotonic() > latest:
             return f"no iteration begun after {start_timeout:.0f} s"
         time.sleep(LOOK_S)
@@ -165,8 +176,7 @@ def lateness(process: subprocess.Popen[bytes], begun: Path, start_timeout: float
 
 def answer_apart(told: str, side: str, answer: str) -> None:
     """What `measure_apart` starts."""
-    measured = measure(side, Work(**json.loads(Path(told).read_text())), Path(answer).with_name(BEGUN).touch)
-    Path(answer).write_text(json.dumps(asdict(measured)))
+    measure(side, Work(**json.loads(Path(told).read_text())), Path(answer))
 
 
 def differences(work: Work, sides: Sequence[Measured]) -> list[str]:
@@ -174,7 +184,7 @@ def differences(work: Work, sides: Sequence[Measured]) -> list[str]:
     found = []
     expected = [digest(repeated(prompts, work.samples)) for prompts in work.prompt_ids[work.warmup :]]
     for side in sides:
-        if [iteration.prompts for iteration in side.iterations] != expected:
+        if [iteration.prompts for iteration in side.iterations] != expected[: len(side.iterations)]:
             found.append(f"{side.side} had other prompts")
         tokens = {iteration.tokens for iteration in side.iterations}
         if not work.ragged and tokens != {work.rollouts * work.new}:
@@ -192,7 +202,8 @@ def row(name: str, side: Measured | str) -> str:
         return f"{name:10} {side}"
     parts = " ".join(f"{side.median_of(part):7.3f} s" for part in ("seconds", "rollout_s", "reward_s", "update_s"))
     rate = 1 / side.median_of("s_per_token")
-    return f"{name:10} {parts} {rate:10,.0f} {side.first_s:6.1f} s {side.memory_mib:8,.0f} MiB"
+    note = f"  ({len(side.iterations)} timed, {side.late})" if side.late else ""
+    return f"{name:10} {parts} {rate:10,.0f} {side.first_s:6.1f} s {side.memory_mib:8,.0f} MiB{note}"
 
 
 def compare(work: Work, results: dict[str, Measured | str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from iteration_work import Begun, Iteration, Stopwatch, Work, digest, reward_of
+from iteration_work import Iteration, Stopwatch, Tell, Work, digest, reward_of
 
 from reasonlab.methods.group import Array, Group
 from reasonlab.terminal import PlainObserver
@@ -16,7 +16,7 @@ from reasonlab.train.loop import start
 from reasonlab.train.sources import Rollouts
 
 
-def ours(work: Work, scratch: Path, begun: Begun) -> list[Iteration]:
+def ours(work: Work, scratch: Path, tell: Tell) -> list[Iteration]:
     """The loop of `reasonlab train`. Only three things differ: nothing stops early, the reward, and it is timed."""
     trainer = start(work.recipe, scratch / "run", ["benchmark"], PlainObserver(work.iterations, "ours", quiet=True))
     watch, source = Stopwatch(work.device), trainer.source
@@ -44,8 +44,8 @@ def ours(work: Work, scratch: Path, begun: Begun) -> list[Iteration]:
     ):
         setattr(owner, name, timed)
     trainer._announce()
-    begun()
-    iterations = []
+    iterations: list[Iteration] = []
+    tell(iterations)
     for number in range(1, work.iterations + 1):
         drawn.clear()
         trained.clear()
@@ -64,5 +64,6 @@ def ours(work: Work, scratch: Path, begun: Begun) -> list[Iteration]:
                 prompts=digest([rollout.prompt for group in drawn for rollout in group.rollouts]),
             )
         )
+        tell(iterations)
     trainer._finish_writing()  # of the last rollouts: the scratch directory goes away
     return iterations

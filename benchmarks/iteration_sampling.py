@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from iteration_work import Begun, Iteration, Stopwatch, Work, digest, repeated
+from iteration_work import Iteration, Stopwatch, Tell, Work, digest, repeated
 
 from reasonlab.hardware import prepare
 from reasonlab.keys import key
@@ -15,10 +15,11 @@ from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Request, Sampling
 
 
-def sampled(work: Work, begun: Begun, sample: Callable[[int], int]) -> list[Iteration]:
+def sampled(work: Work, tell: Tell, sample: Callable[[int], int]) -> list[Iteration]:
     """`sample` makes the rollouts of an iteration and says how many tokens they have."""
-    watch, iterations = Stopwatch(work.device), []
-    begun()
+    watch = Stopwatch(work.device)
+    iterations: list[Iteration] = []
+    tell(iterations)
     for number, prompts in enumerate(work.prompt_ids):
         begin = watch.now()
         tokens = sample(number)
@@ -26,10 +27,11 @@ def sampled(work: Work, begun: Begun, sample: Callable[[int], int]) -> list[Iter
         iterations.append(
             Iteration(seconds, seconds, 0.0, 0.0, tokens, 0, digest(repeated(prompts, work.samples)))
         )  # fmt: skip
+        tell(iterations)
     return iterations
 
 
-def our_rollouts(work: Work, scratch: Path, begun: Begun) -> list[Iteration]:
+def our_rollouts(work: Work, scratch: Path, tell: Tell) -> list[Iteration]:
     device = prepare(work.device)
     model = load_model(Path(work.model)).to(device, work.dtype)
     engine = Engine(model, work.recipe.rollout.rows, work.threads)
@@ -42,7 +44,7 @@ def our_rollouts(work: Work, scratch: Path, begun: Begun) -> list[Iteration]:
         ]
         return sum(len(rollout.ids) for group in engine.generate(requests, sampling) for rollout in group)
 
-    return sampled(work, begun, sample)
+    return sampled(work, tell, sample)
 
 
 def graphs_of(rows: int) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def graphs_of(rows: int) -> dict[str, Any]:
     return {"cudagraph_capture_sizes": [1, 8, 32, 64, *range(128, rows + 1, 128)]}
 
 
-def vllm_rollouts(work: Work, scratch: Path, begun: Begun) -> list[Iteration]:
+def vllm_rollouts(work: Work, scratch: Path, tell: Tell) -> list[Iteration]:
     """vLLM's offline engine, as fast as it goes: graphs up to the full batch, prompts shared, no detokenizing."""
     from vllm import LLM, SamplingParams
 
@@ -75,4 +77,4 @@ def vllm_rollouts(work: Work, scratch: Path, begun: Begun) -> list[Iteration]:
         outputs = llm.generate(prompts, parameters, use_tqdm=False)
         return sum(len(one.token_ids) for output in outputs for one in output.outputs)
 
-    return sampled(work, begun, sample)
+    return sampled(work, tell, sample)

@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 from iteration_sampling import graphs_of
-from iteration_work import Begun, Iteration, Stopwatch, Work, digest, reward_of
+from iteration_work import Iteration, Stopwatch, Tell, Work, digest, reward_of
 from trl_settings import TRL_SETTINGS
 
 from reasonlab.errors import UserError
 
 
-def trl(work: Work, scratch: Path, begun: Begun) -> list[Iteration]:
-    return trl_iterations(work, scratch, begun, use_vllm=False)
+def trl(work: Work, scratch: Path, tell: Tell) -> list[Iteration]:
+    return trl_iterations(work, scratch, tell, use_vllm=False)
 
 
-def trl_vllm(work: Work, scratch: Path, begun: Begun) -> list[Iteration]:
-    return trl_iterations(work, scratch, begun, use_vllm=True)
+def trl_vllm(work: Work, scratch: Path, tell: Tell) -> list[Iteration]:
+    return trl_iterations(work, scratch, tell, use_vllm=True)
 
 
-def trl_iterations(work: Work, scratch: Path, begun: Begun, use_vllm: bool) -> list[Iteration]:
+def trl_iterations(work: Work, scratch: Path, tell: Tell, use_vllm: bool) -> list[Iteration]:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
     from datasets import Dataset
@@ -49,7 +49,7 @@ def trl_iterations(work: Work, scratch: Path, begun: Begun, use_vllm: bool) -> l
         begin = 0.0
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            begun()
+            tell(iterations)
             self.begin = watch.now()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -58,6 +58,7 @@ def trl_iterations(work: Work, scratch: Path, begun: Begun, use_vllm: bool) -> l
             seconds = now - self.begin
             rest = seconds - rollout_s - reward_s
             iterations.append(Iteration(seconds, rollout_s, reward_s, rest, **seen))
+            tell(iterations)
             self.begin = watch.now()
 
     accumulated, rest = divmod(work.rollouts, work.micro)

@@ -30,7 +30,6 @@ UNKNOWN, PAD, END = "<unk>", "<pad>", "<eos>"
 POOL = "problems.jsonl"
 REWARDS = 1009  # different rewards
 MOST_ROWS = 1024
-Begun = Callable[[], None]  # a side calls it when all is loaded and compiled and its first iteration begins
 
 
 @dataclass(frozen=True)
@@ -171,6 +170,10 @@ class Iteration:
     @property
     def s_per_token(self) -> float:
         return self.seconds / self.tokens
+
+
+# A side tells the iterations that are done: none when all is loaded and compiled and its first begins.
+Tell = Callable[[Sequence[Iteration]], None]
 
 
 def reward_of(ids: Sequence[int]) -> float:

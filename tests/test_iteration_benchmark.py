@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
@@ -114,14 +115,37 @@ def test_the_start_has_a_limit_of_its_own(
 
 
 @pytest.mark.parametrize("rollouts_only", [False, True])
-def test_the_beginning_is_told_beside_the_answer(
-    benchmark: ModuleType, work: Any, tmp_path: Path, rollouts_only: bool
+def test_an_answer_grows_with_every_iteration(
+    benchmark: ModuleType, work: Any, tmp_path: Path, rollouts_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, answer = tmp_path / "work.json", tmp_path / "measured.json"
-    told.write_text(json.dumps(asdict(replace(work, rollouts_only=rollouts_only))))
+    told.write_text(json.dumps(asdict(replace(work, rollouts_only=rollouts_only, warmup=1, timed=2))))
+    lengths, replaced = [], Path.replace
+
+    def watched(path: Path, target: Path) -> Path:
+        lengths.append(len(json.loads(path.read_text())["iterations"]))
+        return replaced(path, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
     benchmark.answer_apart(str(told), "ours", str(answer))
-    assert len(json.loads(answer.read_text())["iterations"]) == 1
-    assert (tmp_path / benchmark.BEGUN).stat().st_mtime_ns <= answer.stat().st_mtime_ns
+    assert lengths[-4:] == [0, 0, 1, 2]  # at the beginning, after the warm-up, and then
+    assert len(json.loads(answer.read_text())["iterations"]) == 2
+
+
+def test_of_a_late_side_counts_what_it_has_done(
+    benchmark: ModuleType, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impatient(process: object, answer: Path, *_: float) -> str:
+        while not (answer.is_file() and json.loads(answer.read_text())["iterations"]):
+            time.sleep(0.01)
+        return "not done after 1 s"
+
+    monkeypatch.setattr(benchmark, "lateness", impatient)
+    sampling = replace(work, rollouts_only=True, timed=500)
+    late = benchmark.measure_apart("ours", sampling, 60, 60)
+    assert 1 <= len(late.iterations) < 500
+    assert benchmark.row("ours", late).endswith(f"({len(late.iterations)} timed, not done after 1 s)")
+    assert benchmark.differences(sampling, [late]) == []
 
 
 def test_sides_that_do_not_fit_are_refused(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
