@@ -56,16 +56,23 @@ def test_split_heads_and_their_gradients() -> None:
     x = normal(5, 6, 4)
     for got, expected in zip(fused.split_heads(x, [3, 2, 1]), x.split((3, 2, 1), 1), strict=True):
         assert got.data_ptr() == expected.data_ptr()
+    weights = [normal(5, heads, 4, seed=heads) for heads in (3, 2, 1)]
+    split = (fused.split_heads(x, [3, 2, 1]), x.split((3, 2, 1), 1))
+    sums = [sum((part * weight).sum() for part, weight in zip(parts, weights, strict=True)) for parts in split]
+    assert torch.equal(*(torch.autograd.grad(total, x)[0] for total in sums))
     whole = torch.arange(120.0).view(5, 6, 4)
-    assert fused.side_by_side(whole.split((3, 2, 1), 1)).data_ptr() == whole.data_ptr(), "they lie side by side"
-    others = {
-        "another tensor": (whole[:, :3], whole.clone()[:, 3:]),
-        "another order": (whole[:, 3:], whole[:, :3]),
-        "a gap": (whole[:, :2], whole[:, 3:]),
-        "a row more than there is": (whole[:, 3:], whole.view(-1)[24:].as_strided((5, 3, 4), (16, 4, 1))),
+    layouts = {
+        "side by side": (whole.split((3, 2, 1), 1), True),
+        "inside something larger": (whole[:, 1:5].split((3, 1), 1), True),
+        "another tensor": ((whole[:, :3], whole.clone()[:, 3:]), False),
+        "another order": ((whole[:, 3:], whole[:, :3]), False),
+        "a gap": ((whole[:, :2], whole[:, 3:]), False),
+        "one number everywhere": ((torch.ones(()).expand(5, 3, 4), torch.ones(()).expand(5, 1, 4)), False),
     }
-    for name, parts in others.items():
-        assert torch.equal(fused.side_by_side(parts), torch.cat(parts, 1)), name
+    for name, (parts, together) in layouts.items():
+        found = fused.side_by_side(parts)
+        assert torch.equal(found, torch.cat(parts, 1)), name
+        assert (found.data_ptr() == parts[0].data_ptr()) == together, name
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 130, 300])

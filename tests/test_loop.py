@@ -305,3 +305,59 @@ def test_the_policy_before_the_update_is_the_learners(
     shares = list(trainer._shares(1, 0, trainer.method.examples(groups)))
     again = shares if epochs > 1 else shares[1:]
     assert sorted(asked) == sorted(len(e.response) for share in again for e in share)
+
+
+def test_what_has_no_token_in_the_loss_is_only_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most members of a group that was sampled in parts have ended before the present policy: nobody computes them."""
+    rollout = {"prompts": 8, "samples": 4, "max_tokens": 60, "segment_tokens": 12}
+    trainer = start(config(rollout=rollout, method={"type": "grpo"}), tmp_path / "run", ["test"], Silent())
+    steps, step_on = [], trainer.learner.step_on
+
+    def watched(objectives: Any) -> Any:
+        steps.extend(objectives)
+        return step_on(objectives)
+
+    monkeypatch.setattr(trainer.learner, "step_on", watched)
+    for number in range(1, 7):
+        trainer._iteration(number)
+    trainer._finish_writing()
+    assert steps
+    assert all(e.mask.any() for step in steps for e in step.examples)
+    assert sum(step.totals.sequences for step in steps) > sum(len(step.examples) for step in steps)
+
+
+@pytest.mark.parametrize("rollout", [{"segment_tokens": 12}, {"dynamic_rounds": 3}, {}])
+def test_the_rate_counts_what_was_sampled(tmp_path: Path, rollout: dict[str, int]) -> None:
+    settings = config(rollout={"prompts": 4, "samples": 4, "max_tokens": 60, **rollout}, method={"type": "grpo"})
+    trainer = start(settings, tmp_path / "run", ["test"], Silent())
+    sampled = []
+    for number in range(1, 5):
+        before = trainer.engine.generated
+        trainer._iteration(number)
+        sampled.append(trainer.engine.generated - before)
+    trainer._finish_writing()
+    lines = [line for line in RunReader(tmp_path / "run").metrics() if "perf/step_s" in line]
+    assert [line["perf/tokens_per_s"] * line["perf/step_s"] for line in lines] == pytest.approx(sampled)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"method": {"type": "grpo"}}, True),
+        ({"method": {"type": "sft"}}, False),
+        ({"method": {"type": "grpo"}, "rollout": {"segment_tokens": 12, "stale": "anchor"}}, False),
+        ({"method": {"type": "grpo"}, "rollout": {"segment_tokens": 12, "stale": "mask"}}, True),
+    ],
+)
+def test_the_mismatch_is_told_of_what_the_present_policy_sampled(
+    tmp_path: Path, changes: dict[str, Any], told: bool
+) -> None:
+    rollout = {"prompts": 4, "samples": 4, "max_tokens": 60, **changes.get("rollout", {})}
+    settings = config(**{**changes, "rollout": rollout, "learner": {"lr": 1e-3}})
+    trainer = start(settings, tmp_path / "run", ["test"], Silent())
+    for number in range(1, 6):
+        trainer._iteration(number)
+    trainer._finish_writing()
+    last = [line for line in RunReader(tmp_path / "run").metrics() if "train/loss" in line][-1]
+    assert ("train/logprob_diff/max" in last) == told
+    assert not told or last["train/logprob_diff/max"] < 1e-3

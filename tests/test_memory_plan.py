@@ -14,12 +14,17 @@ from test_loop import Silent
 
 from reasonlab.config import Config, LearnerConfig, load_recipe, validate
 from reasonlab.errors import UserError
+from reasonlab.keys import key
 from reasonlab.methods.sft import demonstration as sft_example
 from reasonlab.methods.sft import sft_loss
+from reasonlab.problems.problem import Problem
+from reasonlab.rollout.engine import Engine
+from reasonlab.rollout.partial import PartialRollouts
+from reasonlab.rollout.types import Request, Sampling
 from reasonlab.train.batch import Totals
 from reasonlab.train.learner import Learner, Objective
 from reasonlab.train.loop import start
-from reasonlab.train.memory import Workload, advice, check_room, largest_micro_batch, planned_memory
+from reasonlab.train.memory import Workload, advice, cache_slots, check_room, largest_micro_batch, planned_memory
 
 
 @pytest.fixture
@@ -61,6 +66,19 @@ def test_the_plan_takes_no_more_tokens_than_an_iteration_has() -> None:
     assert tokens(rollout={"segment_tokens": 8}) == 3 * 2 * 3 * (40 + 20)  # three iterations may end together
     reflecting = replace(work(), reflection=500)
     assert largest_micro_batch(on_a_gpu(rollout={"prompts": 2, "samples": 1, "max_tokens": 20}), reflecting) == 2 * 500
+
+
+def test_the_cache_has_room_for_rollouts_that_go_on() -> None:
+    rollout = {"prompts": 2, "samples": 4, "max_tokens": 56, "segment_tokens": 8, "rows": 256}
+    config = on_a_gpu(rollout=rollout, evaluate={"every": 0}).model_copy(update={"device": "cpu", "threads": 1})
+    engine, buffer = Engine(small_model(seed=5), 256), PartialRollouts()
+    sampling = Sampling(max_tokens=56, segment_tokens=8)
+    for number in range(8):
+        problems = [Problem(f"p{number} {i}", "?", "1", "f") for i in range(2)]
+        new = [(p, Request(list(range(8)), [key(number, i, j) for j in range(4)])) for i, p in enumerate(problems)]
+        buffer.generate(engine, new, sampling)
+    slots = cache_slots(config, Workload(small_model().config, prompt=8))
+    assert engine._storage[0].tokens == slots == 64 * 64
 
 
 def test_a_run_that_cannot_fit_is_refused_with_the_changes_that_help_most(

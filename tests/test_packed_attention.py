@@ -11,14 +11,26 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from test_learner import EXAMPLES, LOSSES, gradients_of, make_examples
-from update_pieces import DEVICE, assert_close, gradients, normal, on_cuda, ragged_switch, through_kernels
+from small_models import small_model
+from test_learner import EXAMPLES, LOSSES, gradients_of, make_examples, watch_gradients
+from update_pieces import (
+    DEVICE,
+    assert_close,
+    gradients,
+    normal,
+    on_cuda,
+    ragged_switch,
+    settings,
+    through_kernels,
+)
 
 from reasonlab.judges.formats import Encoded
 from reasonlab.judges.network import Pack
 from reasonlab.model import attention
 from reasonlab.model.attention import PackedCausal
+from reasonlab.train import learner as learner_module
 from reasonlab.train.batch import Example, Layout, Totals, micro_batches
+from reasonlab.train.learner import Learner
 
 with_ragged = pytest.fixture(ragged_switch)
 
@@ -207,6 +219,55 @@ def test_a_learner_with_ragged_attention(with_ragged: Callable[[bool], None]) ->
     result, got = gradients_of(examples, LOSSES["grpo"], token_budget=150)
     assert_close(got, expected)
     assert result.loss == pytest.approx(expected_result.loss, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("busy", "shape"),
+    [
+        (10**9, {"heads": 3, "kv_heads": 1}),
+        pytest.param(1, {"heads": 3, "kv_heads": 1}, marks=pytest.mark.slow),
+        pytest.param(10**9, {"heads": 6, "kv_heads": 2, "head_dim": 12}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_whose_kernels_all_work_together(
+    busy: int, shape: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device: gradients of attention lie as the projection has them, in packs that are filled up."""
+    through_kernels(monkeypatch)
+    from reasonlab.model import attention_kernels, fused
+
+    monkeypatch.setattr(attention_kernels, "BUSY", busy)
+    long = np.arange(70) % 30
+    prompts = [long[:5]] * 3 + [long[:1]] * 2 + [long] * 3
+    examples = [
+        Example(prompt, np.roll(long, i)[:n], np.full(n, -3, np.float32), np.ones(n, bool), 0.5 - i % 2)
+        for i, (prompt, n) in enumerate(zip(prompts, (4, 1, 2, 1, 3, 2, 9, 1), strict=True))
+    ]
+    laid, side_by_side = [], fused.side_by_side
+
+    def watched(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        found = side_by_side(parts)
+        laid.append(found.data_ptr() == parts[0].data_ptr())
+        return found
+
+    monkeypatch.setattr(fused, "side_by_side", watched)
+    monkeypatch.setattr(learner_module, "micro_batches", lambda examples, *_: [list(examples)])  # all in one pack
+    results = []
+    for on in (True, False):
+        for module in (fused, learner_module):
+            monkeypatch.setattr(module, "uses_kernels", lambda x, on=on: on)
+        monkeypatch.setattr(attention, "takes_ragged", lambda q, on=on: on)
+        learner = Learner(
+            small_model(seed=3, layers=1, **shape).to(DEVICE), settings(token_budget=4096, bfloat16=False)
+        )
+        if on:
+            learner.graphs = learner.new_graphs()  # launches where there is nothing to capture
+        seen = watch_gradients(learner)
+        results.append((learner.step(examples, LOSSES["grpo"]).loss, seen[0]))
+    assert_close(results[0][1], results[1][1], 1e-5)
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-6)
+    assert laid
+    assert all(laid)
 
 
 # --- on a device -----------------------------------------------------------------------------------------------------

@@ -83,9 +83,9 @@ def backward(
     if at is not None and ragged.key_blocks is not None:
         # A beginning that many share is added up in fp32: bf16 would round at every addition.
         # The rows that only fill `at` up are nobody's, and stay zero.
-        parts = torch.zeros(2, len(at), heads, d, dtype=torch.float32, device=q.device)
-        of_keys(ragged.key_blocks, 1, parts[0], parts[1], True)
-        added = parts.transpose(0, 1).reshape(len(at), 2 * kv_heads, group, d).sum(2)
+        parts = torch.zeros(len(at), 2, heads, d, dtype=torch.float32, device=q.device)
+        of_keys(ragged.key_blocks, 1, parts[:, 0], parts[:, 1], True)
+        added = parts.view(len(at), 2 * kv_heads, group, d).sum(2)
         both = whole[:, heads:]  # keys, then values
         both.copy_(both.float().index_add_(0, at, added))
     return of_q, of_k, of_v

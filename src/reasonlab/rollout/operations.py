@@ -72,7 +72,7 @@ class Rows:
         return Rows(self.numbers[:, :n], self.ids[:n], self.logprobs[:n])
 
     def changing(self) -> tuple[Tensor, ...]:
-        """All that a step writes."""
+        """The tensors that a step writes to."""
         return self.numbers, self.ids, self.logprobs
 
 

@@ -68,10 +68,10 @@ class StepResult:
     grad_norm: float
     lr: float
     entropy: float  # mean over the tokens of the examples that took part
-    mismatch: float  # largest |logprob now − logprob when sampled|
+    mismatch: float | None  # largest |logprob now − logprob when sampled|; None if others than the policy have sampled
     nonfinite: int
     metrics: dict[str, float]
-    mean_mismatch: float = 0.0
+    mean_mismatch: float | None = 0.0
 
 
 class Learner:

@@ -287,7 +287,7 @@ class Trainer:
         self.state.generated_tokens += self.engine.generated - generated
         metrics = {**iteration_metrics(groups, results)}
         reflecting = mel.metrics(groups, experiences) if self.config.mel.weight > 0 else {}
-        metrics |= clock.metrics(groups, reflecting.get("mel/extra_tokens", 0.0))
+        metrics |= clock.metrics(self.engine.generated - generated or sum(int(group.lengths.sum()) for group in groups))
         if self.config.mel.weight > 0:
             metrics |= {f"train/{name}": value for name, value in reflecting.items()}
             self.record.experiences(number, experience_rows(experiences, self.exchange))
@@ -335,6 +335,10 @@ class Trainer:
         single = config.inner_steps * config.epochs == 1 and fresh_only
         # In a single step without a KL term an example without advantage has no gradient, whatever the method.
         only_counted = self.reference is None and (single or self.method.needs_advantage)
+
+        def teaches(e: Example) -> bool:
+            return (e.advantage != 0 or not only_counted) and (bool(e.mask.any()) or e.pair >= 0)
+
         on_cuda = self.config.device == "cuda"
         losses: list[Loss] = [self.method.loss] * len(shares)
         if losses and (single or (on_cuda and fresh_only)):
@@ -344,9 +348,7 @@ class Trainer:
             # bf16 sampling and bf16 training differ a little: measure the policy before the update with the learner.
             # In a single epoch nobody asks for those of the first update.
             unasked = {id(e) for e in shares[0]} if shares and fresh_only and config.epochs == 1 else set()
-            measured = [
-                i for i, e in enumerate(examples) if id(e) not in unasked and (e.advantage != 0 or not only_counted)
-            ]
+            measured = [i for i, e in enumerate(examples) if id(e) not in unasked and teaches(e) and fresh[i].any()]
             for i, logprobs in zip(measured, self.learner.logprobs([examples[i] for i in measured]), strict=True):
                 now = np.where(fresh[i], logprobs, examples[i].logprobs)
                 if not unasked:
@@ -355,7 +357,7 @@ class Trainer:
         learned = mel.internalised(self.config.mel, experiences, len(groups))
         results = []
         for share, loss in zip(shares, losses, strict=True):
-            useful = [e for e in share if e.advantage != 0 or not only_counted]
+            useful = [e for e in share if teaches(e)]
             objectives = [Objective(useful, loss, Totals.of(share))] if useful else []
             if learned:
                 objectives.append(Objective(learned[0], mel.nll, learned[1]))
@@ -365,6 +367,8 @@ class Trainer:
             distances = np.concatenate(apart)
             mean, most = float(distances.mean()), float(distances.max())
             results[0] = replace(results[0], mismatch=most, mean_mismatch=mean)
+        elif results and not all(tokens[e.mask].all() for e, tokens in zip(examples, fresh, strict=True)):
+            results[0] = replace(results[0], mismatch=None, mean_mismatch=None)  # of tokens that others have written
         return results
 
     def _refer(self, reference: Learner, groups: list[Group]) -> None:

@@ -31,10 +31,9 @@ class Clock:
         self.seconds_by_phase[f"time/{phase}_s"] = now - self.last
         self.last = now
 
-    def metrics(self, groups: Sequence[Group], more_tokens: float = 0.0) -> dict[str, float]:
-        """`more_tokens` were generated beside those of the groups."""
+    def metrics(self, tokens: int) -> dict[str, float]:
+        """`tokens` were generated, or learned from where nothing is."""
         total = sum(self.seconds_by_phase.values())
-        tokens = float(sum(group.lengths.sum() for group in groups)) + more_tokens
         return {**self.seconds_by_phase, "perf/step_s": total, "perf/tokens_per_s": tokens / total}
 
 
@@ -81,10 +80,11 @@ def iteration_metrics(groups: Sequence[Group], results: Sequence[StepResult]) ->
             "train/grad_norm": float(np.mean([result.grad_norm for result in results])),
             "train/entropy": results[0].entropy,
             "train/lr": last.lr,
-            # Of the engine and the learner, before any weight moves: over the examples of the first step.
-            "train/logprob_diff/max": results[0].mismatch,
-            "train/logprob_diff/mean": results[0].mean_mismatch,
         }
+        if results[0].mismatch is not None:
+            # Of the engine and the learner, before any weight moves: over the examples of the first step.
+            metrics["train/logprob_diff/max"] = results[0].mismatch
+            metrics["train/logprob_diff/mean"] = results[0].mean_mismatch
         metrics |= {f"train/{name}": value for name, value in last.metrics.items()}
     return metrics
 

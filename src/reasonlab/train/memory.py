@@ -75,7 +75,8 @@ def trained_parameters(config: Config, shape: ModelConfig) -> int:
 def cache_slots(config: Config, work: Workload) -> int:
     """Rows times columns of one worker's cache: a power of two (or `rollout.rows`) times a multiple of 64."""
     workers = 1 if config.device == "cuda" else config.threads
-    rollouts = config.rollout.prompts * config.rollout.samples if generates(config) else 0
+    # Those of several iterations may still be unfinished when new ones begin.
+    rollouts = segments(config) * config.rollout.prompts * config.rollout.samples if generates(config) else 0
     most = config.evaluate.problems * config.evaluate.samples if work.answers is None else work.answers
     answers = most if config.evaluate.every else 0
     reflections = config.rollout.prompts * config.mel.pairs if work.reflection else 0  # all problems may be mixed
@@ -89,13 +90,17 @@ def cache_slots(config: Config, work: Workload) -> int:
     return max(whole, slots(reflections, work.reflection))
 
 
+def segments(config: Config) -> int:
+    """In how many iterations a rollout is sampled, at most."""
+    return math.ceil(config.rollout.max_tokens / (config.rollout.segment_tokens or config.rollout.max_tokens))
+
+
 def largest_micro_batch(config: Config, work: Workload) -> int:
     """Tokens: the budget, or all examples of an iteration at full length if these are fewer; at least one response
     (DPO: a pair; MEL: an example)."""
     together = 2 if isinstance(config.method, DpoConfig) else 1
     example = work.example or work.prompt + config.rollout.max_tokens
-    segments = math.ceil(config.rollout.max_tokens / (config.rollout.segment_tokens or config.rollout.max_tokens))
-    examples = segments * examples_learned(config)  # groups begun in several iterations may end in one
+    examples = segments(config) * examples_learned(config)  # groups begun in several iterations may end in one
     reflections = config.rollout.prompts * config.mel.pairs
     most = max(examples * example, reflections * work.reflection)
     return max(min(config.learner.token_budget, most), together * example, work.reflection)
