@@ -374,6 +374,52 @@ def test_what_a_language_model_sampled_can_be_learnt_from_by_its_own_kind(
         read_responses(out, pairs=False)
 
 
+def test_what_is_imitated_is_graded_and_nothing_is_said_without_a_gold(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    rows = [
+        {"id": "right", "question": "What is 2+2?", "response": "The answer is \\boxed{4}.", "answer": 4},
+        {"id": "zero", "question": "What is 2-2?", "response": "The answer is \\boxed{5}.", "answer": 0},
+        {"id": "open", "question": "What is it?", "response": "The answer is \\boxed{6}."},
+    ]
+    sft = {"type": "sft", "data": rows_file(tmp_path / "rows.jsonl", rows)}
+    short = {**recipe, "iterations": 1, "evaluate": {"every": 0}}
+    reader, _ = trained({**short, "method": sft}, tmp_path / "sft")
+    verdicts = {row["problem"]: row["verdict"] for row in reader.rollouts(1)}
+    assert verdicts == {"right": "correct", "zero": "wrong", "open": "error"}
+    line = reader.metrics()[0]
+    assert (line["train/accuracy"], line["train/ungraded"]) == (0.5, 1)
+    one = {"type": "sft", "data": rows_file(tmp_path / "open.jsonl", rows[2:])}
+    reader, observer = trained({**short, "method": one}, tmp_path / "open")
+    assert "train/accuracy" not in reader.metrics()[0]
+    assert reader.metrics()[0]["train/updates"] == 1, "learnt from, graded or not"
+    assert any("not graded: the row has no answer" in note for note in observer.notes)
+
+
+def test_a_rejected_response_is_called_what_it_is(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    rows = [
+        {
+            "id": "longer",
+            "question": "What is 2+2?",
+            "answer": "4",
+            "response": "\\boxed{4}",
+            "rejected": "So \\boxed{4}",
+        },
+        {
+            "id": "swapped",
+            "question": "What is 3+3?",
+            "answer": "6",
+            "response": "\\boxed{7}",
+            "rejected": "\\boxed{6}",
+        },
+        {"id": "open", "question": "Say it.", "response": "\\boxed{1}", "rejected": "\\boxed{2}"},
+    ]
+    dpo = {"type": "dpo", "data": rows_file(tmp_path / "pairs.jsonl", rows)}
+    reader, _ = trained({**recipe, "method": dpo, "iterations": 1, "evaluate": {"every": 0}}, tmp_path / "dpo")
+    found: dict[str, list[str]] = {}
+    for row in reader.rollouts(1):
+        found.setdefault(row["problem"], []).append(row["verdict"])
+    assert found == {"longer": ["correct"] * 2, "swapped": ["wrong", "correct"], "open": ["error"] * 2}
+
+
 def test_an_example_that_the_model_cannot_read_is_left_out(tmp_path: Path, recipe: dict[str, Any]) -> None:
     rows = [{"question": "Say a.", "response": "a"}, {"question": "Say much.", "response": "b" * 600}]
     raw = {**recipe, "method": {"type": "sft", "data": rows_file(tmp_path / "long.jsonl", rows)}, "iterations": 1}

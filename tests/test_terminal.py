@@ -143,7 +143,8 @@ def test_live_view_fits_its_width(width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "shown"), [("correct", "✓ correct"), ("wrong", "✗ wrong"), ("timeout", "? timeout")]
+    ("verdict", "shown"),
+    [("correct", "✓ correct"), ("wrong", "✗ wrong"), ("timeout", "? timeout"), ("error", "? not graded")],
 )
 def test_verdict_has_a_glyph_and_a_word(verdict: Verdict, shown: str) -> None:
     observer = live()

@@ -373,7 +373,7 @@ def _shown_sample(problem: Problem, text: str, grade: Grade, limit: int) -> Text
     """One solution as the model wrote it, with its verdict in a glyph, a word and a colour."""
     glyph, style = {"correct": ("✓", "green"), "wrong": ("✗", "red")}.get(grade.verdict, ("?", "yellow"))
     shown = Text("\n")
-    shown.append(f"{glyph} {grade.verdict}", style=f"bold {style}")
+    shown.append(f"{glyph} {'not graded' if grade.verdict == 'error' else grade.verdict}", style=f"bold {style}")
     shown.append(f"  {problem.family}  ", style="dim")
     shown.append(_printable(problem.question), style="bold")
     shown.append("\n" + _shortened(_printable(text), limit))

@@ -225,6 +225,8 @@ class Trainer:
         self.record.event("example", 1, prompt=prompt, response=response, **about)
         if not self.exchange.tiny:
             found = f"{grade.verdict}: read {grade.extracted!r}, gold {group.problem.answer!r}"
+            if not group.gradable[0]:
+                found = f"not graded: {grade.rule}"
             self.observer.note(
                 f"one example, special tokens written out ({found}):\n{prompt}\n--- response:\n{response}"
             )

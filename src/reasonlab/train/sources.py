@@ -70,7 +70,7 @@ def build_source(
             pool = usable_pool(config, exchange, held_out, note)
             return Rollouts(config, engine, exchange, sampling, report, pool)
     rows = unseen.only(rows, lambda group: group.problem.question)
-    return RecordedResponses(config, _readable(rows, engine.model.config.max_positions, note))
+    return RecordedResponses(config, _readable(rows, engine.model.config.max_positions, note), exchange)
 
 
 def usable_pool(config: Config, exchange: Exchange, held_out: HeldOut | None, note: Note) -> list[Rated]:
