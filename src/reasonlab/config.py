@@ -213,6 +213,8 @@ class LearnerConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
     decay_steps: int = Field(default=0, ge=0)
+    """Optimizer steps, those of the warm-up included, until the learning rate is at `final_lr_ratio` of `lr` (0: all of
+    the run: iterations × inner_steps × epochs)."""
     final_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     bfloat16: bool = True
     """On CUDA: sample and differentiate with one bf16 copy of the weights; they and the optimizer stay fp32."""
@@ -259,6 +261,11 @@ class Config(Section):
     learner: LearnerConfig = LearnerConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of the whole run, where none is left out for want of something to learn from."""
+        return self.iterations * self.learner.inner_steps * self.learner.epochs
 
     @model_validator(mode="after")
     def _reflections_need_rollouts(self) -> Config:

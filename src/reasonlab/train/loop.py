@@ -121,7 +121,9 @@ class Trainer:
             add_lora(model, config.model.lora_rank, config.model.lora_alpha, seed=config.seed)
             if checkpoint:
                 load_adapter(model, checkpoint / ADAPTER)
-        self.learner = Learner(model, config.learner, config.threads, config.rollout.temperature or 1.0)
+        steps = {"decay_steps": config.learner.decay_steps or config.updates}
+        learning = config.learner.model_copy(update=steps)
+        self.learner = Learner(model, learning, config.threads, config.rollout.temperature or 1.0)
         self.engine = Engine(self._engine_model(), config.rollout.rows, config.threads, text_format.response)
         self.method: Method = build_method(config)
         self.reference = self._reference(device) if self.method.needs_reference else None
