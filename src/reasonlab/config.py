@@ -273,6 +273,22 @@ class Config(Section):
             raise ValueError(f"{self.method.type} has no rollouts to reflect on: set mel.weight to 0")
         return self
 
+    @model_validator(mode="after")
+    def _groups_can_differ(self) -> Config:
+        """What is learnt from the differences within a group needs some; a baseline over the batch does not."""
+        method, rollout = self.method, self.rollout
+        over_the_batch = isinstance(method, GrpoConfig) and method.advantage == "batch_std"
+        if over_the_batch or not isinstance(method, GrpoConfig | MirrorDescentConfig):
+            return self
+        learns = f"{method.type} learns from how the rollouts of one problem differ"
+        if rollout.samples == 1:
+            raise ValueError(f"{learns}, and there is only one: set rollout.samples to 2 or more, for instance 8")
+        if rollout.temperature == 0 or rollout.top_k == 1:
+            key, value = ("temperature", "1") if rollout.temperature == 0 else ("top_k", "0")
+            now = getattr(rollout, key)
+            raise ValueError(f"{learns}, and with rollout.{key} {now:g} all are the same: set it to {value}")
+        return self
+
 
 def load_recipe(path: Path) -> Config:
     """Read and check a recipe; every mistake becomes one line that says what to do."""
@@ -410,4 +426,6 @@ def _first_problem(error: ValidationError) -> str:
         return f"method.type: {said}; there are {', '.join(METHOD_TYPES)}"
     if first["type"] == "extra_forbidden":
         return f"unknown key {name!r}. {_suggest(name)}"
+    if first["type"] == "value_error":  # a sentence of ours about several keys
+        return (f"{name}: " if name else "") + first["msg"].removeprefix("Value error, ")
     return f"{name}: {first['msg']} (got {first.get('input')!r})"
