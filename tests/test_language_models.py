@@ -115,6 +115,19 @@ def test_every_method_trains_a_language_model(
     assert sum(line["train/accuracy"] for line in reader.metrics()) > 0
 
 
+def test_a_rank_beyond_the_projections_is_refused(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    shape = load_model(Path(recipe["model"]["path"])).config
+    least = shape.kv_heads * shape.head_dim
+    assert least < shape.hidden_size
+    for rank in (least + 1, 100_000_000):
+        raw = {**recipe, "model": {**recipe["model"], "lora_rank": rank}}
+        with pytest.raises(UserError, match=f"Set model.lora_rank to {least} at most"):
+            start(validate(raw, "test"), tmp_path / "run", ["test"], Silent())
+    start(
+        validate({**recipe, "model": {**recipe["model"], "lora_rank": least}}, "test"), tmp_path / "run", [], Silent()
+    )
+
+
 def test_adapters_are_trained_alone_and_resumed_to_the_same_bytes(
     tmp_path: Path, recipe: dict[str, Any], taught: Path
 ) -> None:

@@ -34,7 +34,7 @@ from reasonlab.methods.group import Group, Method, example
 from reasonlab.methods.mel import Experience
 from reasonlab.model.checkpoint import load_model
 from reasonlab.model.ladder import resolve_model
-from reasonlab.model.lora import add_lora, has_lora, load_adapter, merged, refresh_merged
+from reasonlab.model.lora import add_lora, check_rank, has_lora, load_adapter, merged, refresh_merged
 from reasonlab.model.text_format import ModelFormat, TinyFormat, open_format
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.model.transformer import Transformer
@@ -105,6 +105,8 @@ class Trainer:
         self.base = resolve_model(config.model.path)
         # With adapters the weights of a checkpoint are merged ones: go on from the base, and put its adapters on.
         model = load_model(self.base if checkpoint is None or config.model.lora_rank else checkpoint)
+        if checkpoint is None:
+            check_rank(model.config, config.model.lora_rank)
         self.work = Workload(model.config, prompt=0)
         with self._explaining_memory():
             self._open(model.to(device), device, checkpoint)
