@@ -300,12 +300,26 @@ def test_a_gguf_file_is_a_model_to_train(
     assert (tmp_path / "run/checkpoints/final/tokenizer.json").is_file()
 
 
-def test_responses_beyond_the_context_are_refused_before_anything_is_sampled(
-    tmp_path: Path, recipe: dict[str, Any]
+@pytest.mark.parametrize("sampling", ["rollouts", "evaluation"])
+def test_responses_beyond_the_context_are_refused_before_there_is_a_run(
+    tmp_path: Path, recipe: dict[str, Any], sampling: str
 ) -> None:
     raw = {**recipe, "rollout": {**recipe["rollout"], "max_tokens": 500}, "evaluate": {"every": 0}}
-    with pytest.raises(UserError, match="the model reads 512 at most"):
-        start(validate(raw, "test"), tmp_path / "run", ["test"], Silent()).run()
+    if sampling == "evaluation":
+        rows = [{"question": "What is 2+2?", "response": "4"}]
+        raw |= {"method": {"type": "sft", "data": rows_file(tmp_path / "sft.jsonl", rows)}}
+        start(validate(raw, "test"), tmp_path / "never asked", ["test"], Silent())
+        raw |= {"evaluate": recipe["evaluate"]}
+    with pytest.raises(UserError, match="the model reads 512 at most") as refused:
+        start(validate(raw, "test"), tmp_path / "run", ["test"], Silent())
+    assert not (tmp_path / "run").exists()
+    longest = int(refused.value.remedy.removeprefix("Set rollout.max_tokens "))
+    start(
+        validate({**raw, "rollout": {**recipe["rollout"], "max_tokens": longest}}, "test"),
+        tmp_path / "run",
+        [],
+        Silent(),
+    )
 
 
 # --- SFT -------------------------------------------------------------------------------------------------------------

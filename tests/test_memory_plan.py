@@ -100,7 +100,8 @@ def test_a_run_that_cannot_fit_is_refused_with_the_changes_that_help_most(
     assert advice(wide, work()).startswith("Change rollout.rows = 2048")
     monkeypatch.setattr("reasonlab.train.loop.free_memory", lambda config: 1000.0)
     with pytest.raises(UserError, match="the run needs about"):
-        start(validate(recipe, "test"), tmp_path / "run", ["test"], Silent()).run()
+        start(validate(recipe, "test"), tmp_path / "run", ["test"], Silent())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["gsm8k-sft", "gsm8k-grpo"])

@@ -110,6 +110,7 @@ class Trainer:
         self.work = Workload(model.config, prompt=0)
         with self._explaining_memory():
             self._open(model.to(device), device, checkpoint)
+            self._plan()
 
     def _open(self, model: Transformer, device: torch.device, checkpoint: Path | None) -> None:
         config, observer = self.config, self.observer
@@ -166,24 +167,28 @@ class Trainer:
 
     # --- what is said before the first step ----------------------------------------------------------------------
 
+    def _plan(self) -> None:
+        """What the run will need, and what it shares with benchmarks. A refusal comes before there is a record."""
+        prompt, example = self.source.longest()
+        answers, question = self.held_out.questions * self.config.evaluate.samples, self._longest_question()
+        reflection = self.reflections.longest(prompt) if self.config.mel.weight > 0 else 0
+        longest = max(prompt, question)
+        self.work = replace(self.work, prompt=longest, example=example, answers=answers, reflection=reflection)
+        self._check_positions(prompt if generates(self.config) else 0, question, reflection)
+        free = free_memory(self.config)
+        self.plan = described(self.config, self.work, free)
+        if not self.exchange.tiny or free is not None:
+            self.observer.note(self.plan)
+        check_room(self.config, self.work, free)
+        self.shared = known_overlap(self.config) if self.state.iteration == 0 else {}
+
     def _announce(self) -> None:
         """The memory plan, what was left out of the training problems, and what they share with benchmarks."""
         number = self.state.iteration
-        prompt, example = self.source.longest()
-        answers = self.held_out.questions * self.config.evaluate.samples
-        longest = max(prompt, self._longest_question())
-        reflection = self.reflections.longest(prompt) if self.config.mel.weight > 0 else 0
-        self.work = replace(self.work, prompt=longest, example=example, answers=answers, reflection=reflection)
-        self._check_positions(prompt, reflection)
-        free = free_memory(self.config)
-        plan = described(self.config, self.work, free)
-        self.record.event("memory", number, text=plan, **asdict(planned_memory(self.config, self.work)))
-        if not self.exchange.tiny or free is not None:
-            self.observer.note(plan)
-        check_room(self.config, self.work, free)
-        if number == 0 and (shared := known_overlap(self.config)):
-            self.record.event("overlap", number, pool=self.config.problems.path, problems=shared)
-            names = ", ".join(f"{name} ({count})" for name, count in shared.items())
+        self.record.event("memory", number, text=self.plan, **asdict(planned_memory(self.config, self.work)))
+        if self.shared:
+            self.record.event("overlap", number, pool=self.config.problems.path, problems=self.shared)
+            names = ", ".join(f"{name} ({count})" for name, count in self.shared.items())
             self.warnings.append(
                 f"the training pool holds problems of {names}: scores on them say little. "
                 f"`reasonlab data check {self.config.problems.path} --clean FILE` makes a pool without them"
@@ -203,16 +208,20 @@ class Trainer:
         asked = [panel.asked(problem) for panel in self.held_out.panels for problem in panel.problems]
         return max(len(prompt.ids) for prompt in self.exchange.format.prompts(asked))
 
-    def _check_positions(self, prompt: int, reflection: int) -> None:
-        """Whether a language model can read what it will write; the tiny world's texts are all short."""
-        room, longest = self.work.shape.max_positions, self.config.rollout.max_tokens
-        if self.exchange.tiny or not generates(self.config):
+    def _check_positions(self, prompt: int, question: int, reflection: int) -> None:
+        """Whether a language model can read what it will write; the tiny world's texts are all short.
+
+        `prompt` and `question` are the longest of training and of evaluation, 0 where nothing is sampled.
+        """
+        room, longest, most = self.work.shape.max_positions, self.config.rollout.max_tokens, max(prompt, question)
+        if self.exchange.tiny or not most:
             return
-        if prompt + longest > room:
+        if most + longest > room:
+            shorter = "Lower problems.longest_prompt" if prompt == most else "Evaluate on shorter problems"
             raise UserError(
-                f"the longest prompt has {prompt:,} tokens and responses may have {longest:,}, but the model reads "
+                f"the longest prompt has {most:,} tokens and responses may have {longest:,}, but the model reads "
                 f"{room:,} at most",
-                f"Set rollout.max_tokens {room - prompt}" if prompt < room else "Lower problems.longest_prompt",
+                f"Set rollout.max_tokens {room - most}" if most < room else shorter,
             )
         if reflection > room:
             raise UserError(
