@@ -313,6 +313,7 @@ def test_responses_beyond_the_context_are_refused_before_there_is_a_run(
     with pytest.raises(UserError, match="the model reads 512 at most") as refused:
         start(validate(raw, "test"), tmp_path / "run", ["test"], Silent())
     assert not (tmp_path / "run").exists()
+    assert main(["train", as_toml(raw, tmp_path / "recipe.toml"), "--dry-run"]) == 2
     longest = int(refused.value.remedy.removeprefix("Set rollout.max_tokens "))
     start(
         validate({**raw, "rollout": {**recipe["rollout"], "max_tokens": longest}}, "test"),

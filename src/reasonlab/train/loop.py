@@ -64,10 +64,10 @@ from reasonlab.train.memory import (
     check_room,
     described,
     free_memory,
-    generates,
     out_of_memory,
     planned_memory,
 )
+from reasonlab.train.plan import planned_work
 from reasonlab.train.sources import Source, build_source
 
 TIME_LIMIT = "stopped at the time limit"
@@ -169,12 +169,8 @@ class Trainer:
 
     def _plan(self) -> None:
         """What the run will need, and what it shares with benchmarks. A refusal comes before there is a record."""
-        prompt, example = self.source.longest()
-        answers, question = self.held_out.questions * self.config.evaluate.samples, self._longest_question()
-        reflection = self.reflections.longest(prompt) if self.config.mel.weight > 0 else 0
-        longest = max(prompt, question)
-        self.work = replace(self.work, prompt=longest, example=example, answers=answers, reflection=reflection)
-        self._check_positions(prompt if generates(self.config) else 0, question, reflection)
+        longest = self.source.longest()
+        self.work = planned_work(self.config, self.work.shape, self.exchange, self.held_out, longest)
         free = free_memory(self.config)
         self.plan = described(self.config, self.work, free)
         if not self.exchange.tiny or free is not None:
@@ -200,34 +196,6 @@ class Trainer:
             self.observer.note(text)
         for text in self.warnings:
             self._alarm(number, "data", text)
-
-    def _longest_question(self) -> int:
-        """Tokens of the longest held-out prompt; the tiny world's are all short."""
-        if self.exchange.tiny or not self.config.evaluate.every:
-            return 0
-        asked = [panel.asked(problem) for panel in self.held_out.panels for problem in panel.problems]
-        return max(len(prompt.ids) for prompt in self.exchange.format.prompts(asked))
-
-    def _check_positions(self, prompt: int, question: int, reflection: int) -> None:
-        """Whether a language model can read what it will write; the tiny world's texts are all short.
-
-        `prompt` and `question` are the longest of training and of evaluation, 0 where nothing is sampled.
-        """
-        room, longest, most = self.work.shape.max_positions, self.config.rollout.max_tokens, max(prompt, question)
-        if self.exchange.tiny or not most:
-            return
-        if most + longest > room:
-            shorter = "Lower problems.longest_prompt" if prompt == most else "Evaluate on shorter problems"
-            raise UserError(
-                f"the longest prompt has {most:,} tokens and responses may have {longest:,}, but the model reads "
-                f"{room:,} at most",
-                f"Set rollout.max_tokens {room - most}" if most < room else shorter,
-            )
-        if reflection > room:
-            raise UserError(
-                f"a reflection and what it is about may have {reflection:,} tokens, but the model reads {room:,}",
-                "Lower rollout.max_tokens or problems.longest_prompt, or set mel.contrast false",
-            )
 
     def _show_example(self, group: Group) -> None:
         """The first prompt and response exactly as the model sees them, before anything is learned from them."""
