@@ -134,6 +134,38 @@ def test_dry_run_prints_a_recipe_that_loads(tmp_path: Path, capsys: pytest.Captu
     assert 'average = "token"' in resolved
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--model.path", "no-such-model"], "there is no model 'no-such-model'"),
+        (["--model.lora_rank", "5000"], "Set model.lora_rank to"),
+        (["--problems.path", "no-such.jsonl"], "there is no file no-such.jsonl"),
+        (["--problems.path", "gsm8k_trian"], "Perhaps you meant 'gsm8k_train'"),
+        (["--method.type", "sft", "--method.data", "no-such.jsonl"], "the examples in no-such.jsonl cannot be read"),
+        (["--evaluate.suite", "gsm8k_tset"], "Perhaps you meant 'gsm8k_test'"),
+    ],
+)
+def test_dry_run_refuses_what_the_run_would(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", SMOKE, "--dry-run", *words]) == 2
+    said = capsys.readouterr()
+    assert told in said.err
+    assert said.out.startswith("seed = "), "the recipe is printed all the same"
+
+
+def test_dry_run_plans_for_what_is_elsewhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REASONLAB_DATA", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = ["--device", "cuda", "--problems.path", "gsm8k_train", "--evaluate.suite", "gsm8k_test"]
+    assert main(["train", SMOKE, "--dry-run", *words]) == 0
+    said = capsys.readouterr().err
+    assert "its questions: the data of gsm8k_test was not found" in said
+    assert "its prompts: the data of gsm8k_train was not found" in said
+    assert "no CUDA device is here" in said
+    assert "memory plan for" in said
+
+
 def test_eval_and_bench_print_scores_with_their_protocol(tmp_path: Path) -> None:
     result = run("eval", "tiny-0.3m", "--problems", "24", "--k", "2", "--out", str(tmp_path / "answers.jsonl"))
     assert result.returncode == 0, result.stderr

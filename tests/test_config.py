@@ -278,6 +278,25 @@ def test_reflections_need_rollouts(method: dict[str, Any]) -> None:
         validate({"method": method, "mel": {"weight": 1.0}}, "test")
 
 
+@pytest.mark.parametrize("method", [{"type": "mirror_descent"}, {"type": "grpo"}, {"type": "grpo", "variant": "rloo"}])
+@pytest.mark.parametrize(
+    ("rollout", "remedy"),
+    [
+        ({"samples": 1}, "set rollout.samples to 2 or more"),
+        ({"temperature": 0}, "with rollout.temperature 0 all are the same: set it to 1"),
+        ({"top_k": 1}, "with rollout.top_k 1 all are the same: set it to 0"),
+    ],
+)
+def test_groups_that_cannot_differ_are_refused(method: dict[str, Any], rollout: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(UserError) as refused:
+        validate({"method": method, "rollout": rollout}, "recipe")
+    assert str(refused.value).startswith(f"recipe: {method['type']} learns from how the rollouts of one problem differ")
+    assert remedy in str(refused.value)
+    assert "Value error" not in str(refused.value)
+    for other in ({"type": "rest"}, {"type": "sft"}, {"type": "grpo", "variant": "reinforce_pp"}):
+        validate({"method": other, "rollout": rollout}, "recipe")
+
+
 def test_there_are_fewer_than_ninety_keys() -> None:
     """Eighty were enough for the tiny world; real models brought data, benchmarks, templates and memory."""
     names = set(keys())

@@ -214,7 +214,7 @@ def test_a_larger_limit_keeps_what_a_smaller_one_drew() -> None:
         ('{"id": 1, "question": "a", "answer": "1"}\n' * 2, "line 2 of .* has the id '1' of an earlier row"),
         ('{"question": "a", "answer": "1", "pass_rate": 1.5}\n', "line 1 of .* has the pass rate 1.5"),
         ('{"question": "a", "answer": "1", "pass_rate": "high"}\n', "has the pass rate 'high'"),
-        ("", "holds no problems"),
+        ("", "is empty"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, lines: str, message: str) -> None:
@@ -229,6 +229,8 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_problems(tmp_path / "absent.jsonl")
     with pytest.raises(UserError, match=r"does not end in \.jsonl"):
         load_problems(tmp_path / "problems.csv")
+    with pytest.raises(UserError, match=r"no training set 'gsm8k_trian'\. Perhaps you meant 'gsm8k_train'"):
+        load_problems(Path("gsm8k_trian"))
 
 
 # --- the command, with a tiny model --------------------------------------------------------------------------------

@@ -115,6 +115,19 @@ def test_every_method_trains_a_language_model(
     assert sum(line["train/accuracy"] for line in reader.metrics()) > 0
 
 
+def test_a_rank_beyond_the_projections_is_refused(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    shape = load_model(Path(recipe["model"]["path"])).config
+    least = shape.kv_heads * shape.head_dim
+    assert least < shape.hidden_size
+    for rank in (least + 1, 100_000_000):
+        raw = {**recipe, "model": {**recipe["model"], "lora_rank": rank}}
+        with pytest.raises(UserError, match=f"Set model.lora_rank to {least} at most"):
+            start(validate(raw, "test"), tmp_path / "run", ["test"], Silent())
+    start(
+        validate({**recipe, "model": {**recipe["model"], "lora_rank": least}}, "test"), tmp_path / "run", [], Silent()
+    )
+
+
 def test_adapters_are_trained_alone_and_resumed_to_the_same_bytes(
     tmp_path: Path, recipe: dict[str, Any], taught: Path
 ) -> None:
@@ -287,12 +300,27 @@ def test_a_gguf_file_is_a_model_to_train(
     assert (tmp_path / "run/checkpoints/final/tokenizer.json").is_file()
 
 
-def test_responses_beyond_the_context_are_refused_before_anything_is_sampled(
-    tmp_path: Path, recipe: dict[str, Any]
+@pytest.mark.parametrize("sampling", ["rollouts", "evaluation"])
+def test_responses_beyond_the_context_are_refused_before_there_is_a_run(
+    tmp_path: Path, recipe: dict[str, Any], sampling: str
 ) -> None:
     raw = {**recipe, "rollout": {**recipe["rollout"], "max_tokens": 500}, "evaluate": {"every": 0}}
-    with pytest.raises(UserError, match="the model reads 512 at most"):
-        start(validate(raw, "test"), tmp_path / "run", ["test"], Silent()).run()
+    if sampling == "evaluation":
+        rows = [{"question": "What is 2+2?", "response": "4"}]
+        raw |= {"method": {"type": "sft", "data": rows_file(tmp_path / "sft.jsonl", rows)}}
+        start(validate(raw, "test"), tmp_path / "never asked", ["test"], Silent())
+        raw |= {"evaluate": recipe["evaluate"]}
+    with pytest.raises(UserError, match="the model reads 512 at most") as refused:
+        start(validate(raw, "test"), tmp_path / "run", ["test"], Silent())
+    assert not (tmp_path / "run").exists()
+    assert main(["train", as_toml(raw, tmp_path / "recipe.toml"), "--dry-run"]) == 2
+    longest = int(refused.value.remedy.removeprefix("Set rollout.max_tokens "))
+    start(
+        validate({**raw, "rollout": {**recipe["rollout"], "max_tokens": longest}}, "test"),
+        tmp_path / "run",
+        [],
+        Silent(),
+    )
 
 
 # --- SFT -------------------------------------------------------------------------------------------------------------
@@ -372,6 +400,52 @@ def test_what_a_language_model_sampled_can_be_learnt_from_by_its_own_kind(
     assert reader.metrics()[1]["train/loss"] < 1.0
     with pytest.raises(UserError, match="another tokenizer"):
         read_responses(out, pairs=False)
+
+
+def test_what_is_imitated_is_graded_and_nothing_is_said_without_a_gold(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    rows = [
+        {"id": "right", "question": "What is 2+2?", "response": "The answer is \\boxed{4}.", "answer": 4},
+        {"id": "zero", "question": "What is 2-2?", "response": "The answer is \\boxed{5}.", "answer": 0},
+        {"id": "open", "question": "What is it?", "response": "The answer is \\boxed{6}."},
+    ]
+    sft = {"type": "sft", "data": rows_file(tmp_path / "rows.jsonl", rows)}
+    short = {**recipe, "iterations": 1, "evaluate": {"every": 0}}
+    reader, _ = trained({**short, "method": sft}, tmp_path / "sft")
+    verdicts = {row["problem"]: row["verdict"] for row in reader.rollouts(1)}
+    assert verdicts == {"right": "correct", "zero": "wrong", "open": "error"}
+    line = reader.metrics()[0]
+    assert (line["train/accuracy"], line["train/ungraded"]) == (0.5, 1)
+    one = {"type": "sft", "data": rows_file(tmp_path / "open.jsonl", rows[2:])}
+    reader, observer = trained({**short, "method": one}, tmp_path / "open")
+    assert "train/accuracy" not in reader.metrics()[0]
+    assert reader.metrics()[0]["train/updates"] == 1, "learnt from, graded or not"
+    assert any("not graded: the row has no answer" in note for note in observer.notes)
+
+
+def test_a_rejected_response_is_called_what_it_is(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    rows = [
+        {
+            "id": "longer",
+            "question": "What is 2+2?",
+            "answer": "4",
+            "response": "\\boxed{4}",
+            "rejected": "So \\boxed{4}",
+        },
+        {
+            "id": "swapped",
+            "question": "What is 3+3?",
+            "answer": "6",
+            "response": "\\boxed{7}",
+            "rejected": "\\boxed{6}",
+        },
+        {"id": "open", "question": "Say it.", "response": "\\boxed{1}", "rejected": "\\boxed{2}"},
+    ]
+    dpo = {"type": "dpo", "data": rows_file(tmp_path / "pairs.jsonl", rows)}
+    reader, _ = trained({**recipe, "method": dpo, "iterations": 1, "evaluate": {"every": 0}}, tmp_path / "dpo")
+    found: dict[str, list[str]] = {}
+    for row in reader.rollouts(1):
+        found.setdefault(row["problem"], []).append(row["verdict"])
+    assert found == {"longer": ["correct"] * 2, "swapped": ["wrong", "correct"], "open": ["error"] * 2}
 
 
 def test_an_example_that_the_model_cannot_read_is_left_out(tmp_path: Path, recipe: dict[str, Any]) -> None:

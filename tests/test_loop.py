@@ -169,6 +169,15 @@ def test_interrupt_saves_and_resumes_to_the_same_bits(tmp_path: Path, method: di
     assert _final(tmp_path / "cut") == _final(tmp_path / "whole")
 
 
+def test_without_a_number_of_steps_the_learning_rate_falls_over_the_whole_run(tmp_path: Path) -> None:
+    learner = {"lr": 1e-4, "schedule": "linear", "final_lr_ratio": 0.0, "epochs": 2}
+    common: dict[str, Any] = {"method": {"type": "sft"}, "evaluate": {"every": 0}, "iterations": 2}
+    _, observer = train(tmp_path / "run", learner=learner, **common)
+    assert [line["train/lr"] for line in observer.iterations] == pytest.approx([0.75e-4, 0.25e-4]), "of the last update"
+    _, observer = train(tmp_path / "short", learner={**learner, "decay_steps": 2}, **common)
+    assert [line["train/lr"] for line in observer.iterations] == pytest.approx([0.5e-4, 0.0])
+
+
 def test_runs_outside_the_main_thread(tmp_path: Path) -> None:
     """Signals belong to the main thread; a trainer in another one must not insist on them."""
     done: list[str] = []

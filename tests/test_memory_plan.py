@@ -65,7 +65,7 @@ def test_the_plan_takes_no_more_tokens_than_an_iteration_has() -> None:
     assert tokens(method={"type": "rest", "keep": "best"}) == 2 * (40 + 20)
     assert tokens(rollout={"segment_tokens": 8}) == 3 * 2 * 3 * (40 + 20)  # three iterations may end together
     reflecting = replace(work(), reflection=500)
-    assert largest_micro_batch(on_a_gpu(rollout={"prompts": 2, "samples": 1, "max_tokens": 20}), reflecting) == 2 * 500
+    assert largest_micro_batch(on_a_gpu(rollout={"prompts": 2, "samples": 2, "max_tokens": 20}), reflecting) == 2 * 500
 
 
 def test_the_cache_has_room_for_rollouts_that_go_on() -> None:
@@ -100,7 +100,8 @@ def test_a_run_that_cannot_fit_is_refused_with_the_changes_that_help_most(
     assert advice(wide, work()).startswith("Change rollout.rows = 2048")
     monkeypatch.setattr("reasonlab.train.loop.free_memory", lambda config: 1000.0)
     with pytest.raises(UserError, match="the run needs about"):
-        start(validate(recipe, "test"), tmp_path / "run", ["test"], Silent()).run()
+        start(validate(recipe, "test"), tmp_path / "run", ["test"], Silent())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["gsm8k-sft", "gsm8k-grpo"])

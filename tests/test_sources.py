@@ -171,20 +171,23 @@ def test_demonstrations_and_pairs_come_back_as_written(tmp_path: Path, groups: l
         assert (group.rollouts[0].prompt, group.rollouts[0].ids) == (rollout.prompt, rollout.ids)
     pairs = preference_pairs(groups)
     assert write_pairs(tmp_path / "p.jsonl", pairs) == len(pairs) > 2
-    for mine, back in zip(pairs, read_responses(tmp_path / "p.jsonl", pairs=True), strict=True):
+    read = read_responses(tmp_path / "p.jsonl", pairs=True)
+    chosen = config(rollout={"prompts": len(pairs)}, method={"type": "dpo", "data": "p.jsonl"})
+    RecordedResponses(chosen, read, tiny_exchange()).groups(1)
+    for mine, back in zip(pairs, read, strict=True):
         assert [r.ids for r in mine.rollouts] == [r.ids for r in back.rollouts]
-        assert mine.correct.tolist() == back.correct.tolist()
+        assert mine.correct.tolist() == back.correct.tolist(), "graded when they are learnt from"
 
 
 def test_every_row_is_seen_once_in_each_pass(tmp_path: Path, groups: list[Group]) -> None:
     count = write_demonstrations(tmp_path / "d.jsonl", shortest_correct(groups))
     chosen = config(rollout={"prompts": 3}, method={"type": "sft", "data": str(tmp_path / "d.jsonl")})
-    source = RecordedResponses(chosen, read_responses(tmp_path / "d.jsonl", pairs=False))
+    source = RecordedResponses(chosen, read_responses(tmp_path / "d.jsonl", pairs=False), tiny_exchange())
     order = [group.problem.id for number in range(1, count + 1) for group in source.groups(number)]
     passes = [order[i : i + count] for i in range(0, 3 * count, count)]
     assert all(len(set(one)) == count for one in passes)
     assert passes[0] != passes[1]
-    again = RecordedResponses(chosen, read_responses(tmp_path / "d.jsonl", pairs=False))
+    again = RecordedResponses(chosen, read_responses(tmp_path / "d.jsonl", pairs=False), tiny_exchange())
     assert [g.problem.id for g in again.groups(count)] == order[3 * (count - 1) :], "any iteration can be made alone"
 
 

@@ -66,6 +66,18 @@ def test_plain_view_is_one_line_per_event_without_control_codes() -> None:
     assert lines[5].endswith("alarm at iteration 3: a loss was not finite; lower learner.lr")
 
 
+def test_an_iteration_without_an_update_says_so_in_both_views() -> None:
+    file, view = io.StringIO(), live()
+    for observer in (PlainObserver(10, "demo", file=file), view):
+        observer.iteration(1, metrics() | {"train/updates": 0, "train/groups/zero_std_frac": 1.0}, sample())
+    assert "no update: all answers to a problem earned the same" in file.getvalue()
+    assert "iteration 1: no update" in frame(view, 80)
+    for observer in (PlainObserver(10, "demo", file=file), view):
+        observer.iteration(2, metrics() | {"train/updates": 1, "train/groups/zero_std_frac": 1.0}, sample())
+    assert file.getvalue().count("no update") == 1
+    assert "no update" not in frame(view, 80)
+
+
 def test_stopping_is_said_in_both_views_and_is_no_alarm() -> None:
     file, view = io.StringIO(), live()
     for observer in (PlainObserver(10, "demo", file=file), view):
@@ -143,7 +155,8 @@ def test_live_view_fits_its_width(width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "shown"), [("correct", "✓ correct"), ("wrong", "✗ wrong"), ("timeout", "? timeout")]
+    ("verdict", "shown"),
+    [("correct", "✓ correct"), ("wrong", "✗ wrong"), ("timeout", "? timeout"), ("error", "? not graded")],
 )
 def test_verdict_has_a_glyph_and_a_word(verdict: Verdict, shown: str) -> None:
     observer = live()

@@ -159,7 +159,9 @@ def _train(words: list[str]) -> int:
     parser.add_argument(
         "--minutes", type=float, metavar="M", help="begin no iteration after M minutes; evaluate and save"
     )
-    parser.add_argument("--dry-run", action="store_true", help="check the recipe, print it resolved, and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the recipe resolved, check its files and plan its memory"
+    )
     own, overrides = without_overrides(words, TRAIN_OPTIONS)
     arguments = parser.parse_args(own)
     if arguments.minutes is not None:
@@ -177,7 +179,10 @@ def _train(words: list[str]) -> int:
         raise UserError("train needs a recipe, or --resume RUN", "For instance: reasonlab train recipes/smoke.toml")
     config = apply_overrides(load_recipe(arguments.recipe), overrides)
     if arguments.dry_run:
-        print(to_toml(config), end="")
+        print(to_toml(config), end="", flush=True)
+        from reasonlab.train.plan import rehearse
+
+        rehearse(config, lambda text: print(text, file=sys.stderr))  # the output is the recipe alone
         return 0
     from reasonlab.train.command import start_run
 

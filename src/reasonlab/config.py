@@ -213,6 +213,8 @@ class LearnerConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
     decay_steps: int = Field(default=0, ge=0)
+    """Optimizer steps, those of the warm-up included, until the learning rate is at `final_lr_ratio` of `lr` (0: all of
+    the run: iterations × inner_steps × epochs)."""
     final_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     bfloat16: bool = True
     """On CUDA: sample and differentiate with one bf16 copy of the weights; they and the optimizer stay fp32."""
@@ -260,10 +262,31 @@ class Config(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of the whole run, where none is left out for want of something to learn from."""
+        return self.iterations * self.learner.inner_steps * self.learner.epochs
+
     @model_validator(mode="after")
     def _reflections_need_rollouts(self) -> Config:
         if self.mel.weight > 0 and self.method.type in ("sft", "dpo"):
             raise ValueError(f"{self.method.type} has no rollouts to reflect on: set mel.weight to 0")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_differ(self) -> Config:
+        """What is learnt from the differences within a group needs some; a baseline over the batch does not."""
+        method, rollout = self.method, self.rollout
+        over_the_batch = isinstance(method, GrpoConfig) and method.advantage == "batch_std"
+        if over_the_batch or not isinstance(method, GrpoConfig | MirrorDescentConfig):
+            return self
+        learns = f"{method.type} learns from how the rollouts of one problem differ"
+        if rollout.samples == 1:
+            raise ValueError(f"{learns}, and there is only one: set rollout.samples to 2 or more, for instance 8")
+        if rollout.temperature == 0 or rollout.top_k == 1:
+            key, value = ("temperature", "1") if rollout.temperature == 0 else ("top_k", "0")
+            now = getattr(rollout, key)
+            raise ValueError(f"{learns}, and with rollout.{key} {now:g} all are the same: set it to {value}")
         return self
 
 
@@ -403,4 +426,6 @@ def _first_problem(error: ValidationError) -> str:
         return f"method.type: {said}; there are {', '.join(METHOD_TYPES)}"
     if first["type"] == "extra_forbidden":
         return f"unknown key {name!r}. {_suggest(name)}"
+    if first["type"] == "value_error":  # a sentence of ours about several keys
+        return (f"{name}: " if name else "") + first["msg"].removeprefix("Value error, ")
     return f"{name}: {first['msg']} (got {first.get('input')!r})"

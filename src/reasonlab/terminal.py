@@ -127,6 +127,8 @@ class PlainObserver:
     def iteration(self, number: int, metrics: dict[str, Any], sample: tuple[Problem, str, Grade]) -> None:
         self.pace.take(number, metrics)
         parts = [f"{q.name} {q.show(metrics[q.metric])}" for q in TRAINING if q.metric in metrics]
+        if idle := _no_update(metrics):
+            parts.append(idle)
         self._line(f"iteration {number}/{self.total}: {', '.join(parts)}; {self.pace.text()}")
 
     @_harmless
@@ -173,6 +175,7 @@ class LiveObserver:
         self.phase: tuple[str, int, int] | None = None
         self.last_alarm: tuple[int, str] | None = None
         self.last_word = ""
+        self.idle = ""  # why the last iteration changed nothing, if it did not
         self.sample: tuple[Problem, str, Grade] | None = None
         self._next_progress = 0.0
         # Reentrant: the word of Ctrl-C comes from a signal handler, which may interrupt another of our calls.
@@ -216,7 +219,7 @@ class LiveObserver:
     def iteration(self, number: int, metrics: dict[str, Any], sample: tuple[Problem, str, Grade]) -> None:
         with self._lock:
             self.pace.take(number, metrics)
-            self.sample = sample
+            self.sample, self.idle = sample, _no_update(metrics)
             for quantity in TRAINING:
                 if quantity.metric in metrics:
                     self._note(quantity, float(metrics[quantity.metric]))
@@ -256,6 +259,8 @@ class LiveObserver:
             parts: list[RenderableType] = [self._header()]
             if self.series:
                 parts.append(self._table(width))
+            if self.idle:
+                parts.append(Text(f"iteration {self.pace.iteration}: {self.idle}", style="yellow"))
             if self.phase:
                 parts.append(_bar(*self.phase, width))
             if self.last_alarm:
@@ -334,6 +339,14 @@ class _Pace:
         return f"{elapsed}, ETA {_clock(self.remaining)}, {self.tokens_per_s:,.0f} tokens/s"
 
 
+def _no_update(metrics: dict[str, Any]) -> str:
+    """Why an iteration left the weights as they were; empty where it did not."""
+    if metrics.get("train/updates") != 0:
+        return ""
+    equal = metrics.get("train/groups/zero_std_frac") == 1
+    return f"no update: {'all answers to a problem earned the same' if equal else 'there was nothing to learn from'}"
+
+
 def evaluation_sentence(number: int, suite: str, summary: Summary) -> str:
     """An evaluation in one line: accuracy and length, always together, always with intervals."""
     a = summary.accuracy
@@ -373,7 +386,7 @@ def _shown_sample(problem: Problem, text: str, grade: Grade, limit: int) -> Text
     """One solution as the model wrote it, with its verdict in a glyph, a word and a colour."""
     glyph, style = {"correct": ("✓", "green"), "wrong": ("✗", "red")}.get(grade.verdict, ("?", "yellow"))
     shown = Text("\n")
-    shown.append(f"{glyph} {grade.verdict}", style=f"bold {style}")
+    shown.append(f"{glyph} {'not graded' if grade.verdict == 'error' else grade.verdict}", style=f"bold {style}")
     shown.append(f"  {problem.family}  ", style="dim")
     shown.append(_printable(problem.question), style="bold")
     shown.append("\n" + _shortened(_printable(text), limit))

@@ -121,6 +121,17 @@ def add_lora(
         setattr(model.get_submodule(place), own, layer)
 
 
+def check_rank(config: ModelConfig, rank: int) -> None:
+    """Refuse to train a rank that B A cannot have: the smallest side of the projections is its limit."""
+    q, k = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    most = min(config.hidden_size, config.intermediate_size, q, k)
+    if rank > most:
+        raise UserError(
+            f"LoRA of rank {rank:,} is larger than the smallest side of the model's projections, {most:,}",
+            f"Set model.lora_rank to {most} at most; {min(16, most)} is usual",
+        )
+
+
 def has_lora(model: nn.Module) -> bool:
     return any(True for _ in _adapted(model))
 

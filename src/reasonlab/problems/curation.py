@@ -8,6 +8,7 @@ on the order of the pool, and the same pass rates give the same file. `evaluate/
 
 from __future__ import annotations
 
+import difflib
 import gzip
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,6 +104,10 @@ def load_problems(path: Path) -> list[tuple[Problem, float | None]]:
     `problem_set` gives.
     """
     if not path.name.endswith(OWN_FILE_SUFFIXES):
+        sets = [name for name, entry in benchmarks().items() if entry.role == "train"]
+        if not path.exists() and (near := difflib.get_close_matches(str(path), sets, n=1)):
+            remedy = f"Perhaps you meant {near[0]!r}; a file of your own must end in .jsonl or .jsonl.gz"
+            raise UserError(f"there is no training set {str(path)!r}", remedy)
         raise UserError(f"{path} does not end in .jsonl or .jsonl.gz", "Give what `reasonlab data curate` wrote")
     entry = find_benchmark(str(path))
     found: dict[str, tuple[Problem, float | None]] = {}
@@ -116,7 +121,8 @@ def load_problems(path: Path) -> list[tuple[Problem, float | None]]:
             raise UserError(f"{where} has the id {problem.id!r} of an earlier row", "Give each row its own")
         found[problem.id] = problem, _pass_rate(line.row.get("pass_rate"), where)
     if not found:
-        raise UserError(f"{path} holds no problems", "Curate again with milder filters, for instance --guesses 0")
+        remedy = 'Each line must be an object, {"question": …, "answer": …}; if it was curated, use milder filters'
+        raise UserError(f"{path} is empty", remedy)
     return list(found.values())
 
 

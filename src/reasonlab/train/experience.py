@@ -40,7 +40,7 @@ class Reflections:
     def __init__(self, config: Config, engine: Engine, exchange: Exchange, sampling: Sampling, report: Report) -> None:
         self.config, self.mel, self.engine, self.exchange = config, config.mel, engine, exchange
         self.sampling, self.report = replace(sampling, segment_tokens=0), report
-        self.prompts: MelPrompts = TinyWorldPrompts() if exchange.tiny else LanguageModelPrompts()
+        self.prompts = _prompts(exchange)
 
     def on(self, number: int, groups: Sequence[Group]) -> list[Experience]:
         """Reflect on every mixed group, replay, and grade."""
@@ -72,17 +72,6 @@ class Reflections:
         made = zip(chosen, written, reflections, hints, replays, verdicts, strict=True)
         return [Experience(c.problem, c.success, c.wrong, c.right, *rest) for c, *rest in made]
 
-    def longest(self, prompt: int) -> int:
-        """Tokens of the longest reflection with instruction, question and attempts; 0 where none is written.
-
-        `prompt` are those of the longest question as it is asked.
-        """
-        if self.mel.learn == "correct":
-            return 0
-        instruction = self.prompts.retrospective("", "", "" if self.mel.contrast else None)
-        attempts = (2 if self.mel.contrast else 1) * self.sampling.max_tokens
-        return len(self.exchange.written_prompt(instruction)) + prompt + attempts + self.mel.max_tokens
-
     def _generate(
         self, number: int, what: str, chosen: Sequence[_Chosen], prompts: Sequence[str], sampling: Sampling
     ) -> list[Rollout]:
@@ -100,6 +89,22 @@ class Reflections:
         """The rule of a reflection as if it had been the whole of it; nothing if there is none."""
         rule = self.prompts.heuristic(self._text(reflection))
         return given(reflection.prompt, self.exchange.format.response_ids(rule) if rule else [])
+
+
+def longest_reflection(config: Config, exchange: Exchange, prompt: int) -> int:
+    """Tokens of the longest reflection with instruction, question and attempts; 0 where none is written.
+
+    `prompt` are those of the longest question as it is asked.
+    """
+    if config.mel.learn == "correct":
+        return 0
+    instruction = _prompts(exchange).retrospective("", "", "" if config.mel.contrast else None)
+    attempts = (2 if config.mel.contrast else 1) * config.rollout.max_tokens
+    return len(exchange.written_prompt(instruction)) + prompt + attempts + config.mel.max_tokens
+
+
+def _prompts(exchange: Exchange) -> MelPrompts:
+    return TinyWorldPrompts() if exchange.tiny else LanguageModelPrompts()
 
 
 def experience_rows(experiences: Sequence[Experience], exchange: Exchange) -> Iterator[dict[str, Any]]:

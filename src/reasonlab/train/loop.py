@@ -34,7 +34,7 @@ from reasonlab.methods.group import Group, Method, example
 from reasonlab.methods.mel import Experience
 from reasonlab.model.checkpoint import load_model
 from reasonlab.model.ladder import resolve_model
-from reasonlab.model.lora import add_lora, has_lora, load_adapter, merged, refresh_merged
+from reasonlab.model.lora import add_lora, check_rank, has_lora, load_adapter, merged, refresh_merged
 from reasonlab.model.text_format import ModelFormat, TinyFormat, open_format
 from reasonlab.model.tiny_tokenizer import TinyTokenizer
 from reasonlab.model.transformer import Transformer
@@ -64,10 +64,10 @@ from reasonlab.train.memory import (
     check_room,
     described,
     free_memory,
-    generates,
     out_of_memory,
     planned_memory,
 )
+from reasonlab.train.plan import planned_work
 from reasonlab.train.sources import Source, build_source
 
 TIME_LIMIT = "stopped at the time limit"
@@ -105,9 +105,12 @@ class Trainer:
         self.base = resolve_model(config.model.path)
         # With adapters the weights of a checkpoint are merged ones: go on from the base, and put its adapters on.
         model = load_model(self.base if checkpoint is None or config.model.lora_rank else checkpoint)
+        if checkpoint is None:
+            check_rank(model.config, config.model.lora_rank)
         self.work = Workload(model.config, prompt=0)
         with self._explaining_memory():
             self._open(model.to(device), device, checkpoint)
+            self._plan()
 
     def _open(self, model: Transformer, device: torch.device, checkpoint: Path | None) -> None:
         config, observer = self.config, self.observer
@@ -121,7 +124,9 @@ class Trainer:
             add_lora(model, config.model.lora_rank, config.model.lora_alpha, seed=config.seed)
             if checkpoint:
                 load_adapter(model, checkpoint / ADAPTER)
-        self.learner = Learner(model, config.learner, config.threads, config.rollout.temperature or 1.0)
+        steps = {"decay_steps": config.learner.decay_steps or config.updates}
+        learning = config.learner.model_copy(update=steps)
+        self.learner = Learner(model, learning, config.threads, config.rollout.temperature or 1.0)
         self.engine = Engine(self._engine_model(), config.rollout.rows, config.threads, text_format.response)
         self.method: Method = build_method(config)
         self.reference = self._reference(device) if self.method.needs_reference else None
@@ -162,24 +167,24 @@ class Trainer:
 
     # --- what is said before the first step ----------------------------------------------------------------------
 
+    def _plan(self) -> None:
+        """What the run will need, and what it shares with benchmarks. A refusal comes before there is a record."""
+        longest = self.source.longest()
+        self.work = planned_work(self.config, self.work.shape, self.exchange, self.held_out, longest)
+        free = free_memory(self.config)
+        self.plan = described(self.config, self.work, free)
+        if not self.exchange.tiny or free is not None:
+            self.observer.note(self.plan)
+        check_room(self.config, self.work, free)
+        self.shared = known_overlap(self.config) if self.state.iteration == 0 else {}
+
     def _announce(self) -> None:
         """The memory plan, what was left out of the training problems, and what they share with benchmarks."""
         number = self.state.iteration
-        prompt, example = self.source.longest()
-        answers = self.held_out.questions * self.config.evaluate.samples
-        longest = max(prompt, self._longest_question())
-        reflection = self.reflections.longest(prompt) if self.config.mel.weight > 0 else 0
-        self.work = replace(self.work, prompt=longest, example=example, answers=answers, reflection=reflection)
-        self._check_positions(prompt, reflection)
-        free = free_memory(self.config)
-        plan = described(self.config, self.work, free)
-        self.record.event("memory", number, text=plan, **asdict(planned_memory(self.config, self.work)))
-        if not self.exchange.tiny or free is not None:
-            self.observer.note(plan)
-        check_room(self.config, self.work, free)
-        if number == 0 and (shared := known_overlap(self.config)):
-            self.record.event("overlap", number, pool=self.config.problems.path, problems=shared)
-            names = ", ".join(f"{name} ({count})" for name, count in shared.items())
+        self.record.event("memory", number, text=self.plan, **asdict(planned_memory(self.config, self.work)))
+        if self.shared:
+            self.record.event("overlap", number, pool=self.config.problems.path, problems=self.shared)
+            names = ", ".join(f"{name} ({count})" for name, count in self.shared.items())
             self.warnings.append(
                 f"the training pool holds problems of {names}: scores on them say little. "
                 f"`reasonlab data check {self.config.problems.path} --clean FILE` makes a pool without them"
@@ -192,30 +197,6 @@ class Trainer:
         for text in self.warnings:
             self._alarm(number, "data", text)
 
-    def _longest_question(self) -> int:
-        """Tokens of the longest held-out prompt; the tiny world's are all short."""
-        if self.exchange.tiny or not self.config.evaluate.every:
-            return 0
-        asked = [panel.asked(problem) for panel in self.held_out.panels for problem in panel.problems]
-        return max(len(prompt.ids) for prompt in self.exchange.format.prompts(asked))
-
-    def _check_positions(self, prompt: int, reflection: int) -> None:
-        """Whether a language model can read what it will write; the tiny world's texts are all short."""
-        room, longest = self.work.shape.max_positions, self.config.rollout.max_tokens
-        if self.exchange.tiny or not generates(self.config):
-            return
-        if prompt + longest > room:
-            raise UserError(
-                f"the longest prompt has {prompt:,} tokens and responses may have {longest:,}, but the model reads "
-                f"{room:,} at most",
-                f"Set rollout.max_tokens {room - prompt}" if prompt < room else "Lower problems.longest_prompt",
-            )
-        if reflection > room:
-            raise UserError(
-                f"a reflection and what it is about may have {reflection:,} tokens, but the model reads {room:,}",
-                "Lower rollout.max_tokens or problems.longest_prompt, or set mel.contrast false",
-            )
-
     def _show_example(self, group: Group) -> None:
         """The first prompt and response exactly as the model sees them, before anything is learned from them."""
         rollout, grade = group.rollouts[0], group.grades[0]
@@ -225,6 +206,8 @@ class Trainer:
         self.record.event("example", 1, prompt=prompt, response=response, **about)
         if not self.exchange.tiny:
             found = f"{grade.verdict}: read {grade.extracted!r}, gold {group.problem.answer!r}"
+            if not group.gradable[0]:
+                found = f"not graded: {grade.rule}"
             self.observer.note(
                 f"one example, special tokens written out ({found}):\n{prompt}\n--- response:\n{response}"
             )

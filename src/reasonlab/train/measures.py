@@ -59,7 +59,6 @@ def iteration_metrics(groups: Sequence[Group], results: Sequence[StepResult]) ->
     metrics: dict[str, Any] = {
         "train/reward/mean": float(rewards.mean()),
         "train/reward/std": float(rewards.std()),
-        "train/accuracy": grades.count("correct") / len(grades),
         "train/ungraded": grades.count("error") + grades.count("timeout"),
         "train/length/mean": float(lengths.mean()),
         "train/length/p50": float(np.median(lengths)),
@@ -72,6 +71,8 @@ def iteration_metrics(groups: Sequence[Group], results: Sequence[StepResult]) ->
         "train/updates": len(results),
         "train/nonfinite": sum(result.nonfinite for result in results),
     }
+    if graded := grades.count("correct") + grades.count("wrong"):  # none are, where demonstrations have no gold
+        metrics["train/accuracy"] = grades.count("correct") / graded
     if judged := [group.judged for group in groups if group.judged is not None]:
         metrics["train/judge/mean"] = float(np.concatenate(judged).mean())
     if last is not None:

@@ -6,6 +6,9 @@ those of `rejected` with `rejected_correct`, and for language models which `toke
 
 What a user writes is text: `question` and `response`, in a pair `rejected`; `id`, `answer`, `family` and `level` if
 there are any. The question is put as training and evaluation put it, and the response gets its end token.
+
+Responses are graded as rollouts are, if only to say what is being learnt: SFT and DPO learn from every example,
+whatever its grade. Where there is no answer to compare with, the grade says so.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from reasonlab.runs.files import write_aside
 from reasonlab.train.exchange import Exchange, tiny_exchange
 
 _PROBLEM = ("id", "question", "answer", "family", "level")
+_UNGRADED = Grade("error", None, "the row has no answer to compare with")
 
 
 def write_demonstrations(path: Path, demonstrations: Iterable[tuple[Problem, Rollout]], tokenizer: str = "") -> int:
@@ -64,13 +68,15 @@ def _write(path: Path, rows: Iterable[dict[str, Any]], tokenizer: str) -> int:
 class RecordedResponses:
     """Fixed examples in whole passes, each in a keyed order, so that every one is seen equally often. No state."""
 
-    def __init__(self, config: Config, rows: list[Group]) -> None:
+    def __init__(self, config: Config, rows: list[Group], exchange: Exchange) -> None:
         self.seed, self.size = config.seed, config.rollout.prompts
-        self.rows = rows
+        self.rows, self.exchange = rows, exchange
         self._order: tuple[int, list[int]] = (-1, [])
 
     def groups(self, number: int) -> list[Group]:
-        return [self._at(place) for place in range((number - 1) * self.size, number * self.size)]
+        groups = [self._at(place) for place in range((number - 1) * self.size, number * self.size)]
+        self._grade([group for group in groups if not group.grades])
+        return groups
 
     def longest(self) -> tuple[int, int]:
         rollouts = [rollout for group in self.rows for rollout in group.rollouts]
@@ -82,6 +88,15 @@ class RecordedResponses:
     def restore(self, state: dict[str, Any]) -> None:
         pass
 
+    def _grade(self, groups: Sequence[Group]) -> None:
+        """When their turn comes, not when the file is opened: it may be long, and math-verify takes its time."""
+        for group in groups:
+            group.grades = [_UNGRADED] * len(group.rollouts)
+        gradable = [group for group in groups if group.problem.answer]
+        found = self.exchange.grades([(group.problem, group.rollouts) for group in gradable])
+        for group, grades in zip(gradable, found, strict=True):
+            group.grades = grades
+
     def _at(self, place: int) -> Group:
         epoch, index = divmod(place, len(self.rows))
         if self._order[0] != epoch:
@@ -92,7 +107,10 @@ class RecordedResponses:
 
 
 def read_responses(path: Path, pairs: bool, exchange: Exchange | None = None) -> list[Group]:
-    """One group for each row: the response, and in a pair the rejected one behind it. For tiny models by default."""
+    """One group for each row, not yet graded: the response, and in a pair the rejected one behind it.
+
+    For tiny models by default.
+    """
     exchange = exchange or tiny_exchange()
     try:
         lines = path.read_bytes().splitlines()
@@ -124,11 +142,7 @@ def _group(row: dict[str, Any], pair: bool, exchange: Exchange, name: str) -> Gr
     if not all(responses):
         raise ValueError("an empty response")
     rollouts = [demonstration(problem, one, exchange) if written else _sampled(row, one, exchange) for one in responses]
-    grades = [Grade("correct", problem.answer, "recorded")]
-    if pair:
-        right = row.get("rejected_correct", False) if written else row["rejected_correct"]
-        grades.append(Grade("correct" if right else "wrong", None, "recorded"))
-    return Group(problem, rollouts, grades, np.array([1.0, 0.0][: len(rollouts)]))
+    return Group(problem, rollouts, [], np.array([1.0, 0.0][: len(rollouts)]))
 
 
 def _problem(row: dict[str, Any], name: str) -> Problem:
@@ -136,8 +150,10 @@ def _problem(row: dict[str, Any], name: str) -> Problem:
     if not question:
         raise KeyError("question")
     family, level = str(row.get("family") or name.rpartition("-")[0]), row.get("level")
-    identity, answer = str(row.get("id", name)), str(row.get("answer") or "")
-    return Problem(identity, question, answer, family, level if isinstance(level, int) else 0)
+    identity, answer = str(row.get("id", name)), row.get("answer")
+    return Problem(
+        identity, question, "" if answer is None else str(answer), family, level if isinstance(level, int) else 0
+    )
 
 
 def _sampled(row: dict[str, Any], ids: Any, exchange: Exchange) -> Rollout:

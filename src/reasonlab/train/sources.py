@@ -58,7 +58,15 @@ def build_source(
     note: Note = lambda text: None,
 ) -> Source:
     """`held_out` are problems that must not be trained on; `note` is told what was left out, and why."""
-    unseen = Unseen(held_out, note)
+    fixed = fixed_source(config, exchange, engine.model.config.max_positions, held_out, note)
+    if fixed is not None:
+        return fixed
+    pool = usable_pool(config, exchange, held_out, note)
+    return Rollouts(config, engine, exchange, sampling, report, pool)
+
+
+def fixed_source(config: Config, exchange: Exchange, room: int, held_out: HeldOut | None, note: Note) -> Source | None:
+    """What a method that samples nothing learns from, of a model that reads `room` tokens; None for other methods."""
     match config.method:
         case SftConfig(data="") if exchange.tiny:
             return WorkedSolutions(config, exchange)
@@ -67,10 +75,14 @@ def build_source(
         case SftConfig(data=data) | DpoConfig(data=data):
             rows = read_responses(Path(data).expanduser(), isinstance(config.method, DpoConfig), exchange)
         case _:
-            pool = usable_pool(config, exchange, held_out, note)
-            return Rollouts(config, engine, exchange, sampling, report, pool)
-    rows = unseen.only(rows, lambda group: group.problem.question)
-    return RecordedResponses(config, _readable(rows, engine.model.config.max_positions, note))
+            return None
+    rows = Unseen(held_out, note).only(rows, lambda group: group.problem.question)
+    return RecordedResponses(config, _readable(rows, room, note), exchange)
+
+
+def longest_prompt(prompts: Prompts, exchange: Exchange) -> int:
+    """In tokens."""
+    return max(exchange.prompt_lengths(prompts.pool))
 
 
 def usable_pool(config: Config, exchange: Exchange, held_out: HeldOut | None, note: Note) -> list[Rated]:
@@ -162,7 +174,7 @@ class Rollouts:
         return groups
 
     def longest(self) -> tuple[int, int]:
-        return max(self.exchange.prompt_lengths(self.prompts.pool)), 0
+        return longest_prompt(self.prompts, self.exchange), 0
 
     def state(self) -> dict[str, Any]:
         return {"prompts": self.prompts.state(), "partial": self.partial.state()}
@@ -272,7 +284,7 @@ class WorkedSolutions:
         return groups
 
     def longest(self) -> tuple[int, int]:
-        return max(self.exchange.prompt_lengths(self.prompts.pool)), 0
+        return longest_prompt(self.prompts, self.exchange), 0
 
     def state(self) -> dict[str, Any]:
         return {}
