@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reasonlab import __version__
 from reasonlab.errors import UserError
-from reasonlab.options import Parser, check_resumed, without_overrides
+from reasonlab.options import Parser, check_resumed, given_options, without_overrides
 
 COMMANDS = {
     "demo": "watch a tiny model learn to think by RL, in minutes on a laptop; figure and summary at the end",
@@ -226,9 +226,11 @@ def _eval(words: list[str]) -> int:
     where.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="for each request")
     result = parser.add_argument_group("what comes out")
     result.add_argument("--out", type=Path, help="directory to record in, and to continue; or a FILE.jsonl for answers")
-    result.add_argument("--rescore", type=Path, metavar="DIR", help="grade the answers of DIR again, asking nothing")
+    rescore_help = "grade the answers of DIR again, asking nothing; into --out, or else into DIR itself"
+    result.add_argument("--rescore", type=Path, metavar="DIR", help=rescore_help)
     result.add_argument("--json", action="store_true", help="print the scores as JSON")
     arguments = parser.parse_args(words)
+    arguments.given = given_options(words)
     from reasonlab.evaluate.command import evaluate_model
 
     return evaluate_model(arguments)

@@ -50,6 +50,11 @@ def nearest_option(word: str, options: Collection[str]) -> str:
     return near[0] if near else ""
 
 
+def given_options(words: Sequence[str]) -> list[str]:
+    """The options among a command's words, as they were typed; no value of an option begins like one."""
+    return [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
+
+
 def without_overrides(words: Sequence[str], own: Collection[str]) -> tuple[list[str], list[str]]:
     """The command's own words, and the `--key value` for the recipe; argparse would take a value for the recipe.
 
