@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reasonlab import __version__
 from reasonlab.errors import UserError
-from reasonlab.options import Parser, check_resumed, given_options, without_overrides
+from reasonlab.options import Parser, add_device_argument, check_resumed, given_options, without_overrides
 
 COMMANDS = {
     "demo": "watch a tiny model learn to think by RL, in minutes on a laptop; figure and summary at the end",
@@ -218,7 +218,7 @@ def _eval(words: list[str]) -> int:
     choose.add_argument("--alpha", type=float, default=1.0, metavar="A", help="steps + A * final, where there are both")
     where = parser.add_argument_group("where it runs")
     where.add_argument("--threads", type=int, default=2)
-    where.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device_argument(where)
     where.add_argument("--endpoint-model", metavar="NAME", help="which model of the endpoint")
     where.add_argument("--api-key-env", default="OPENAI_API_KEY", metavar="VARIABLE", help="holds the endpoint's key")
     where.add_argument("--concurrency", type=int, default=16, help="requests under way at the same time")
@@ -306,7 +306,7 @@ def _bench(words: list[str]) -> int:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--rows", type=int, default=256, help="rollouts decoded at the same time")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device_argument(parser)
     parser.add_argument("--float32", action="store_true", help="on CUDA: fp32 instead of bf16")
     parser.add_argument("--check", action="store_true", help="compare the engine's logprobs with the learner's")
     parser.add_argument("--json", action="store_true")

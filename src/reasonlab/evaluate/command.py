@@ -169,6 +169,8 @@ def _ask(
     found = {place: known[place] for place in wanted if place in known and known[place].finish != FAILED}
     done = len(found)
     with make_observer(0, f"eval {arguments.model}", quiet=arguments.json) as observer:
+        if model.device:
+            observer.note(f"{arguments.model} runs on {model.device} in {model.identity['dtype']}")
         if found:
             observer.note(f"{len(found):,} of {len(wanted):,} answers were there already")
 
@@ -209,6 +211,8 @@ def _same_grader(record: EvaluationRecord, settings: dict[str, Any]) -> Mapping[
 def _settings(arguments: argparse.Namespace, model: OpenedModel, panels: Sequence[Panel]) -> dict[str, Any]:
     """The whole protocol. Nothing here is a secret: an endpoint's key is known only to the request."""
     about: dict[str, Any] = {"model": model.place, "reasonlab": __version__, "grader": grader_version()}
+    if model.device:
+        about["device"] = model.device
     suite = chosen_suite(arguments)
     beside = [panel.name for panel in panels[len(panels) - len(arguments.benchmark or ()) :]]
     if suite == TINY_SUITE:
