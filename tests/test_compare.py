@@ -14,6 +14,7 @@ import pytest
 from reasonlab.errors import UserError
 from reasonlab.evaluate.compare import compare
 from reasonlab.evaluate.compare_command import run
+from reasonlab.evaluate.control import FORCED_SUITE
 from reasonlab.evaluate.statistics import (
     holm,
     mcnemar,
@@ -302,6 +303,34 @@ def test_wrong_words_are_explained(run_directory: str, tmp_path: Path) -> None:
         ([run_directory, answers, "--suite", "k15"], "no evaluation of suite 'k15'. It has tiny: choose one"),
         ([str(broken), answers], "not a file of JSON lines"),
         ([str(numbers), answers], "not JSON objects"),
+    ]:
+        with pytest.raises(UserError, match=says):
+            run(words)
+
+
+def run_with(directory: Path, *suites: str) -> str:
+    record = RunRecord.create(directory, CONFIG, ["train"])
+    for suite in suites:
+        record.evaluation(suite, 0, evaluation(len(suite)))
+    record.close()
+    return str(directory)
+
+
+def test_runs_are_compared_on_the_suite_that_they_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run_with(tmp_path / "first", "gsm8k", "own/set")
+    second = run_with(tmp_path / "second", "own/set", "svamp")
+    tiny = run_with(tmp_path / "third", "tiny", FORCED_SUITE)
+    answers = write(tmp_path / "a.jsonl", evaluation(1))
+    assert run([first, second, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["a"]["source"].partition("first ")[2].startswith("own")
+    assert run([tiny, tiny]) == 0, "the control is not what is meant"
+    assert "tiny@0" in capsys.readouterr().out
+    assert run([run_with(tmp_path / "one", "gsm8k"), answers]) == 0
+    assert "gsm8k@0" in capsys.readouterr().out
+    for words, says in [
+        ([first, answers], r"several suites to compare: gsm8k, own/set. Choose one with --suite"),
+        ([first, tiny], r"first has gsm8k, own/set; .*third has tiny, tiny-forced"),
+        ([run_with(tmp_path / "empty"), answers], "empty has none at all yet"),
     ]:
         with pytest.raises(UserError, match=says):
             run(words)
