@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from reasonlab.errors import UserError
-from reasonlab.evaluate.compare import Change, Comparison, Panel, Side, compare
+from reasonlab.evaluate.compare import FEWEST, Change, Comparison, Panel, Side, compare
 from reasonlab.evaluate.intervals import Interval
 from reasonlab.evaluate.lengths import Lengths
 from reasonlab.evaluate.selection import Selection, best_checkpoint
@@ -240,7 +240,8 @@ def _changes(panel: Panel) -> list[str]:
     ]
     if panel.tokens is not None:
         ratio = panel.token_ratio
-        times = f", {ratio.estimate:.2f} times [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else ""
+        times = f", {ratio.estimate:.2f} times" if ratio else ""
+        times += f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio and math.isfinite(ratio.high) else ""
         lines.append(
             f"tokens: {_signed(panel.tokens.difference)}{times} ({_tests(panel.tokens)})"
             + _detectable(panel.tokens.detectable)
@@ -256,7 +257,7 @@ def _changes(panel: Panel) -> list[str]:
 
 
 def _detectable(change: float, unit: str = "") -> str:
-    """How large a change these problems can show; one problem shows none."""
+    """How large a change these problems can show; few problems, or differences without scatter, do not tell."""
     found = f"; a true change of {change:,.1f}{unit} would be found four times in five"
     return found if math.isfinite(change) else ""
 
@@ -309,6 +310,12 @@ def _notes(comparison: Comparison, a: Source, b: Source) -> list[str]:
         notes.append(f"{comparison.unpaired_ungraded} shared problems have no graded answer on one side: left out")
     if ungraded := total.a.ungraded + total.b.ungraded:
         notes.append(f"{ungraded} answers could not be graded (A {total.a.ungraded}, B {total.b.ungraded})")
+    changes = {"accuracy": total.accuracy, "length": total.tokens}
+    if unknown := [name for name, change in changes.items() if change and math.isnan(change.p_t)]:
+        notes.append(
+            f"{' and '.join(unknown)} compared on fewer than {FEWEST} problems, or changed by the same on all: "
+            "no t test, detectable change or dominance"
+        )
     if any(side.lengths and side.lengths.every.is_lower_bound for side in (total.a, total.b)):
         notes.append("answers were cut off before their end: lengths marked ≥ are lower bounds")
     if a.settings() and b.settings() and a.settings() != b.settings():
@@ -350,7 +357,9 @@ def _described(source: Source) -> dict[str, Any]:
 
 
 def _tests(change: Change) -> str:
-    return f"permutation {_p(change.p_permutation)}, t {_p(change.p_t)}"
+    """The t test only where it says something."""
+    t = "" if math.isnan(change.p_t) else f", t {_p(change.p_t)}"
+    return f"permutation {_p(change.p_permutation)}{t}"
 
 
 def _p(p: float, equals: str = "p = ") -> str:
