@@ -235,6 +235,20 @@ def test_a_tiny_model_continues_to_the_same_scores(tmp_path: Path, capsys: pytes
     assert again["scores"] == plain["scores"]
 
 
+def test_another_seed_draws_other_answers_and_does_not_continue_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tiny-0.3m", "--problems", "12", "--out"]
+    texts = {}
+    for name, seed in (("none", []), ("zero", ["--seed", "0"]), ("seven", ["--seed", "7"])):
+        evaluate(capsys, *words, str(tmp_path / name), *seed)
+        texts[name] = [row["text"] for row in rows_of(tmp_path / name)]
+    assert texts["none"] == texts["zero"] != texts["seven"]
+    assert json.loads((tmp_path / "seven" / "settings.json").read_text())["seed"] == 7
+    assert main(["eval", *words, str(tmp_path / "seven")]) == 2
+    assert "seed is 7 there and 0 now" in capsys.readouterr().err
+
+
 def test_a_family_and_a_file_of_ones_own_are_benchmarks_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sums = tmp_path / "mine.jsonl"
     sums.write_text('{"question": "What is 2+3?", "answer": "5"}\n{"question": "What is 4+4?", "answer": "8"}\n')

@@ -207,6 +207,7 @@ def _eval(words: list[str]) -> int:
     how.add_argument("--temperature", type=float, help="default: 1 for the tiny models, else 0.6")
     how.add_argument("--top-p", type=float, help="default: 1 for the tiny models, else 0.95")
     how.add_argument("--max-tokens", type=int, help="default: 160 for the tiny models, else 4096")
+    how.add_argument("--seed", type=int, default=0, help="of the draws; another one samples anew (default: 0)")
     how.add_argument("--force", choices=["", "think"], default="", help="think: force the tiny models' worked style")
     how.add_argument("--template-arg", action="append", metavar="NAME=VALUE", help="for the chat template; repeatable")
     how.add_argument("--extraction", default="", metavar="POLICY", help="boxed, tag, hash, marker, explicit or free")

@@ -42,7 +42,6 @@ from reasonlab.problems.registry import OWN_FILE_SUFFIXES
 from reasonlab.runs.files import write_aside
 from reasonlab.terminal import make_observer
 
-SEED = 0
 RESCORE_OPTIONS = ("--rescore", "--extraction", "--out", "--json", "--judge")
 RESCORE_JUDGE_OPTIONS = ("--best-of", "--judge-kind", "--steps", "--alpha", "--threads", "--device")
 
@@ -182,7 +181,7 @@ def _ask(
         for panel in panels:
             grader = grader_for(panel.extraction, panel.verifier)
             for answer in answers_to(
-                _open_tasks(panel, arguments.k, found), responder, model.sampling, grader, SEED, progress
+                _open_tasks(panel, arguments.k, found), responder, model.sampling, grader, arguments.seed, progress
             ):
                 if keep:
                     keep(answer)
@@ -228,7 +227,7 @@ def _settings(arguments: argparse.Namespace, model: OpenedModel, panels: Sequenc
         "sampling": {**asdict(model.sampling), "stop_ids": list(model.sampling.stop_ids), "stop_strings": []},
         "force": arguments.force,
         "template_arguments": sorted(arguments.template_arg or []),
-        "seed": SEED,
+        "seed": arguments.seed,
         ABOUT: about,
     }
 
