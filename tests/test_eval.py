@@ -249,6 +249,15 @@ def test_another_seed_draws_other_answers_and_does_not_continue_the_first(
     assert "seed is 7 there and 0 now" in capsys.readouterr().err
 
 
+def test_several_answers_without_a_draw_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["eval", "tiny-0.3m", "--problems", "2", "--temperature"]
+    assert main([*words, "0", "--k", "3"]) == 0
+    assert "note: temperature 0 draws nothing: --k 3 asks the same 3 times" in capsys.readouterr().err
+    for drawn in (["0", "--k", "1"], ["1", "--k", "3"]):
+        assert main([*words, *drawn]) == 0
+        assert "draws nothing" not in capsys.readouterr().err
+
+
 def test_a_family_and_a_file_of_ones_own_are_benchmarks_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sums = tmp_path / "mine.jsonl"
     sums.write_text('{"question": "What is 2+3?", "answer": "5"}\n{"question": "What is 4+4?", "answer": "8"}\n')

@@ -58,6 +58,10 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
     check_tiny_options(arguments)
     chooser = open_chooser(arguments, arguments.k)
     model = open_model(arguments)
+    if model.sampling.temperature == 0 and arguments.k > 1:
+        print(
+            f"note: temperature 0 draws nothing: --k {arguments.k} asks the same {arguments.k} times", file=sys.stderr
+        )
     panels = chosen_panels(arguments, model.tiny, _warn)
     settings = _settings(arguments, model, panels)
     if arguments.out is None or _is_file(arguments.out):
