@@ -87,30 +87,44 @@ def check(model: Transformer, work: Work, most: int = 64) -> tuple[float, float]
     return float(together.mean()), float(together.max())
 
 
+def positive(word: str) -> int:
+    """A number of the command line that nothing can be measured with if it is 0."""
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["135m"])
-    parser.add_argument("--rows", nargs="+", type=int, default=[64, 256, 1024], help="rollouts at once")
+    parser.add_argument("--rows", nargs="+", type=positive, default=[64, 256, 1024], help="rollouts at once")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=["engine"])
-    parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
-    parser.add_argument("--new", type=int, default=256, help="new tokens of a rollout, at most")
-    parser.add_argument("--group", type=int, default=1, help="rollouts that share a prompt")
+    parser.add_argument("--prompt", type=positive, default=64, help="tokens of a prompt")
+    parser.add_argument("--new", type=positive, default=256, help="new tokens of a rollout, at most")
+    parser.add_argument("--group", type=positive, default=1, help="rollouts that share a prompt")
     parser.add_argument("--ragged", action="store_true", help="rollouts end at random, and there are 4 for each row")
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=positive, default=3)
     parser.add_argument("--profile", action="store_true", help="time of a step by kernel")
     parser.add_argument("--check", action="store_true", help="compare logprobs with those of a forward pass in fp32")
     parser.add_argument("--tune", action="store_true", help="only time the kernels of decoding with all their settings")
     parser.add_argument("--share", nargs=2, type=int, help=argparse.SUPPRESS)  # of a compiling process
-    parser.add_argument("--interval", type=int, help="steps between two looks at which rows are done")
+    parser.add_argument("--interval", type=positive, help="steps between two looks at which rows are done")
     parser.add_argument("--ahead", type=int, help="steps that are launched before such a look is waited for")
-    parser.add_argument("--wave", type=int, help="tokens that are prefilled at once")
+    parser.add_argument("--wave", type=positive, help="tokens that are prefilled at once")
     parser.add_argument("--plain", action="store_true", help="the torch operations in place of the kernels")
     parser.add_argument("--float32", action="store_true", help="weights in fp32 (always so on the CPU)")
     parser.add_argument("--bandwidth", type=float, default=4.3, help="of the memory, in TB/s")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="also write all numbers there")
     options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: no CUDA device is available")
+    if options.tune and (options.device == "cpu" or options.plain):
+        parser.error("--tune measures the kernels: it needs CUDA, and no --plain")
+    if not options.bandwidth > 0:
+        parser.error("--bandwidth is more than 0")
     device = prepare(options.device)
     dtype = torch.float32 if options.float32 or device.type == "cpu" else torch.bfloat16
     if options.plain:
@@ -128,8 +142,12 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         return []
     results: list[dict[str, Any]] = []
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(f"{name}, torch {torch.__version__}, {dtype}; {options.prompt} + {options.new} tokens")
-    if options.tune and device.type == "cuda":
+    lengths = "ragged" if options.ragged else "all of full length"
+    print(
+        f"{name}, torch {torch.__version__}, {dtype}; {options.prompt} + {options.new} tokens, group {options.group}, "
+        f"{lengths}"
+    )
+    if options.tune:
         compile_all(__file__, sys.argv[1:] if arguments is None else arguments)
     for shape in options.shapes:
         model = random_model(SHAPES[shape], device, dtype)

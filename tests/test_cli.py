@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from reasonlab.cli import COMMANDS, TRAIN_OPTIONS, main
 from reasonlab.config import keys
+from reasonlab.hardware import default_device
 from reasonlab.judges.settings import JudgeConfig
 from reasonlab.model.checkpoint import load_model, save_model
 from reasonlab.model.ladder import model_name, resolve_model
@@ -169,6 +171,7 @@ def test_dry_run_plans_for_what_is_elsewhere(
 def test_eval_and_bench_print_scores_with_their_protocol(tmp_path: Path) -> None:
     result = run("eval", "tiny-0.3m", "--problems", "24", "--k", "2", "--out", str(tmp_path / "answers.jsonl"))
     assert result.returncode == 0, result.stderr
+    assert re.search("tiny-0.3m runs on (cpu|cuda) in float32\n", result.stderr), "beside the scores, not among them"
     assert "tiny validation avg@2 = " in result.stdout
     assert "24 questions, T=1, 160 tokens at most" in result.stdout
     rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
@@ -177,8 +180,38 @@ def test_eval_and_bench_print_scores_with_their_protocol(tmp_path: Path) -> None
     scores = json.loads(machine.stdout)["scores"]["tiny"]
     right = sum(row["verdict"] == "correct" for row in rows) / 48
     assert scores["accuracy"]["estimate"] == pytest.approx(right)
-    bench = run("bench", "rollout", "--check", "--json", "--model", "tiny-0.3m", "--prompts", "8")
+    bench = run("bench", "rollout", "--check", "--json", "--model", "tiny-0.3m", "--prompts", "8", "--device", "cpu")
     assert json.loads(bench.stdout)["logprob_diff_max"] < 1e-4
+
+
+@pytest.mark.parametrize(("there_is_one", "device"), [(True, "cuda"), (False, "cpu")])
+def test_the_default_device_is_cuda_where_there_is_one(
+    there_is_one: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there_is_one)
+    assert default_device() == device
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "tiny-0.3m", "--problems", "2"],
+        ["bench", "rollout", "--model", "tiny-0.3m", "--prompts", "1"],
+        ["data", "sample", "tiny-0.3m", "--keep", "long", "--problems", "2", "--out", "OUT"],
+        ["data", "curate", "tiny", "--model", "tiny-0.3m", "--problems", "2", "--out", "OUT"],
+        ["judge", "pool", "tiny-0.3m", "--problems", "2", "--out", "OUT"],
+    ],
+)
+def test_commands_that_are_not_told_a_device_take_the_default(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reasonlab.hardware.default_device", lambda: "cuda")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # so that it shows which one was taken
+    assert main([str(tmp_path / "out.jsonl") if word == "OUT" else word for word in words]) == 2
+    assert "no CUDA device is available" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words[: 1 if words[0] == "eval" else 2], "--help"])
+    assert "default: cuda where there is one, else cpu" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

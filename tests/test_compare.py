@@ -14,6 +14,7 @@ import pytest
 from reasonlab.errors import UserError
 from reasonlab.evaluate.compare import compare
 from reasonlab.evaluate.compare_command import run
+from reasonlab.evaluate.control import FORCED_SUITE
 from reasonlab.evaluate.statistics import (
     holm,
     mcnemar,
@@ -162,20 +163,60 @@ def test_unknown_lengths_and_answers_that_never_came() -> None:
 
 def test_dominance_and_the_direction_of_differences() -> None:
     a, b = evaluation(1), evaluation(1)
-    for r in b:
-        r["tokens"] -= 1
+    for number, r in enumerate(b):
+        r["tokens"] -= 1 + number // 4 % 2
+    next(r for r in b if r["verdict"] == "wrong")["verdict"] = "correct"
     found = compare(a, b).total
     assert (found.dominance.a, found.dominance.b) == (0.0, 1.0)
-    assert found.tokens.difference.estimate == pytest.approx(-1)
+    assert found.tokens.difference.estimate == pytest.approx(-1.5)
     turned = compare(b, a).total
     assert turned.dominance.a == 1.0
-    assert compare(a, a).total.dominance.neither == 1.0
+    assert compare(a, a).total.dominance is None, "the same everywhere says nothing about other problems"
 
 
 def test_two_samples_of_one_model_rarely_differ() -> None:
     found = [compare(evaluation(s, k=2), evaluation(1000 + s, k=2)).total for s in range(60)]
     assert sum(c.accuracy.p_permutation <= 0.05 for c in found) <= 8
     assert sum(c.tokens.p_permutation <= 0.05 for c in found) <= 8
+
+
+def test_differences_without_scatter_leave_an_interval_and_no_claims(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All wrong on both sides and cut at two limits: from n problems no certainty follows."""
+    for n in (2, 4, 30):
+        a = [row(f"sum/{i}", "wrong", 32, finish="length") for i in range(n)]
+        b = [{**r, "tokens": 8} for r in a]
+        paths = [write(tmp_path / name, rows) for name, rows in (("a.jsonl", a), ("b.jsonl", b))]
+        assert run([*paths, "--json"]) == 0
+        total = json.loads(capsys.readouterr().out)["total"]
+        accuracy, tokens = total["accuracy"], total["tokens"]
+        assert accuracy["difference"]["estimate"] == 0
+        assert (1 - accuracy["difference"]["high"]) ** n == pytest.approx(0.05)
+        assert accuracy["difference"]["low"] == -accuracy["difference"]["high"]
+        assert tokens["difference"] == {"estimate": -24.0, "low": None, "high": None, "level": 0.95}
+        assert total["token_ratio"] == {"estimate": 0.25, "low": None, "high": None, "level": 0.95}
+        assert accuracy["p_t"] is accuracy["detectable"] is tokens["p_t"] is tokens["detectable"] is None
+        assert total["dominance"] is None
+        assert accuracy["p_permutation"] == 1
+        assert tokens["p_permutation"] == pytest.approx(2.0 ** (1 - n))
+        assert run(paths) == 0
+        words = capsys.readouterr().out
+        for absent in ("four times in five", ", t p", "dominates", " nan", "inf"):
+            assert absent not in words.partition("shared problems")[2]
+        assert "accuracy: 0.0 [−" in words
+        assert "tokens: −24.0, 0.25 times (permutation p" in words
+        assert "note: accuracy and length compared on fewer than 5 problems, or changed by the same on all" in words
+
+
+def test_few_problems_with_scatter_keep_their_interval_but_claim_no_power() -> None:
+    a = [row("sum/1", "wrong", 30), row("sum/2", "wrong", 40), row("sum/3", "correct", 50)]
+    b = [row("sum/1", "correct", 20), row("sum/2", "wrong", 35), row("sum/3", "correct", 45)]
+    found = compare(a, b).total
+    assert found.accuracy.difference == paired_difference([0, 0, 1], [1, 0, 1])[0]
+    assert np.isnan(found.accuracy.p_t)
+    assert np.isinf(found.tokens.detectable)
+    assert found.dominance is None
 
 
 @pytest.mark.parametrize(
@@ -302,6 +343,34 @@ def test_wrong_words_are_explained(run_directory: str, tmp_path: Path) -> None:
         ([run_directory, answers, "--suite", "k15"], "no evaluation of suite 'k15'. It has tiny: choose one"),
         ([str(broken), answers], "not a file of JSON lines"),
         ([str(numbers), answers], "not JSON objects"),
+    ]:
+        with pytest.raises(UserError, match=says):
+            run(words)
+
+
+def run_with(directory: Path, *suites: str) -> str:
+    record = RunRecord.create(directory, CONFIG, ["train"])
+    for suite in suites:
+        record.evaluation(suite, 0, evaluation(len(suite)))
+    record.close()
+    return str(directory)
+
+
+def test_runs_are_compared_on_the_suite_that_they_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run_with(tmp_path / "first", "gsm8k", "own/set")
+    second = run_with(tmp_path / "second", "own/set", "svamp")
+    tiny = run_with(tmp_path / "third", "tiny", FORCED_SUITE)
+    answers = write(tmp_path / "a.jsonl", evaluation(1))
+    assert run([first, second, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["a"]["source"].partition("first ")[2].startswith("own")
+    assert run([tiny, tiny]) == 0, "the control is not what is meant"
+    assert "tiny@0" in capsys.readouterr().out
+    assert run([run_with(tmp_path / "one", "gsm8k"), answers]) == 0
+    assert "gsm8k@0" in capsys.readouterr().out
+    for words, says in [
+        ([first, answers], r"several suites to compare: gsm8k, own/set. Choose one with --suite"),
+        ([first, tiny], r"first has gsm8k, own/set; .*third has tiny, tiny-forced"),
+        ([run_with(tmp_path / "empty"), answers], "empty has none at all yet"),
     ]:
         with pytest.raises(UserError, match=says):
             run(words)

@@ -141,6 +141,41 @@ def test_rescore_grades_the_stored_answers_without_asking(tmp_path: Path, capsys
         assert not server.bodies
 
 
+def test_rescore_into_another_place_leaves_the_directory_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, sums = tmp_path / "evaluation", own_set(tmp_path / "sums.jsonl", 3)
+    with serving(ChatServer(lambda *_: completion("Answer: 2", 3))) as server:
+        evaluate(capsys, server.url, "--benchmark", str(sums), "--out", str(source))
+    before = {file.name: file.read_bytes() for file in source.iterdir()}
+    words = ["eval", "--rescore", str(source), "--extraction", "explicit"]
+    other, answers = tmp_path / "other", tmp_path / "answers.jsonl"
+    for _ in range(2):  # the second finds the outcome of the first
+        assert main([*words, "--out", str(other)]) == 0
+        assert f"1 of 3 verdicts changed; written to {other}, {source} is as it was" in capsys.readouterr().err
+    assert main([*words, "--out", str(answers)]) == 0
+    assert {file.name: file.read_bytes() for file in source.iterdir()} == before
+    assert [row["verdict"] for row in rows_of(other)] == ["wrong", "correct", "wrong"]
+    assert answers.read_bytes() == (other / "answers.jsonl").read_bytes()
+    assert json.loads((other / "scores.json").read_text())["scores"]["sums"]["accuracy"]["estimate"] == 1 / 3
+    assert json.loads((other / "settings.json").read_text())["benchmarks"]["sums"]["extraction"] == "explicit"
+    (other / "answers.jsonl").write_text(answers.read_text().replace("Answer: 2", "Answer: 9"))
+    assert main([*words, "--out", str(other)]) == 2
+    assert "holds other answers" in capsys.readouterr().err
+    assert main(words) == 0
+    assert f"{source} was rewritten" in capsys.readouterr().err
+    assert rows_of(source)[1]["verdict"] == "correct"
+
+
+def test_rescore_refuses_options_that_it_does_not_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "evaluation"
+    evaluate(capsys, "tiny-0.3m", "--problems", "2", "--out", str(out))
+    assert main(["eval", "--rescore", str(out), "--k", "1", "--temperature=1", "--benchmark", "svamp"]) == 2
+    assert "does not use --k, --temperature, --benchmark. It takes --extraction" in capsys.readouterr().err
+    assert main(["eval", "--rescore", str(out), "--threads", "1"]) == 2
+    assert "does not use --threads" in capsys.readouterr().err
+
+
 def test_kill_nine_loses_no_answer_that_was_written(tmp_path: Path) -> None:
     out, sums = tmp_path / "evaluation", own_set(tmp_path / "sums.jsonl", 40)
 
@@ -198,6 +233,29 @@ def test_a_tiny_model_continues_to_the_same_scores(tmp_path: Path, capsys: pytes
     assert (out / "answers.jsonl").read_bytes() == b"".join(lines)
     again = json.loads(evaluate(capsys, "--rescore", str(out), "--json"))
     assert again["scores"] == plain["scores"]
+
+
+def test_another_seed_draws_other_answers_and_does_not_continue_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tiny-0.3m", "--problems", "12", "--out"]
+    texts = {}
+    for name, seed in (("none", []), ("zero", ["--seed", "0"]), ("seven", ["--seed", "7"])):
+        evaluate(capsys, *words, str(tmp_path / name), *seed)
+        texts[name] = [row["text"] for row in rows_of(tmp_path / name)]
+    assert texts["none"] == texts["zero"] != texts["seven"]
+    assert json.loads((tmp_path / "seven" / "settings.json").read_text())["seed"] == 7
+    assert main(["eval", *words, str(tmp_path / "seven")]) == 2
+    assert "seed is 7 there and 0 now" in capsys.readouterr().err
+
+
+def test_several_answers_without_a_draw_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["eval", "tiny-0.3m", "--problems", "2", "--temperature"]
+    assert main([*words, "0", "--k", "3"]) == 0
+    assert "note: temperature 0 draws nothing: --k 3 asks the same 3 times" in capsys.readouterr().err
+    for drawn in (["0", "--k", "1"], ["1", "--k", "3"]):
+        assert main([*words, *drawn]) == 0
+        assert "draws nothing" not in capsys.readouterr().err
 
 
 def test_a_family_and_a_file_of_ones_own_are_benchmarks_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

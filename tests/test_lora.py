@@ -284,6 +284,25 @@ def test_apply_writes_a_plain_checkpoint(tmp_path: Path, capsys: pytest.CaptureF
 # --- mistakes -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("base", [[], ["--base", "tiny-0.3m"]])
+def test_apply_names_the_adapter_that_lies_below(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(directory: Path) -> str:
+        assert main(["models", "apply", str(directory), "--to", str(tmp_path / "tuned"), *base]) == 2
+        return capsys.readouterr().err
+
+    run = tmp_path / "run"
+    for step in ("step-000010", "step-000020", "final"):
+        adapter = run / "checkpoints" / step / "adapter"
+        adapter.parent.mkdir(parents=True)
+        assert "Give a directory that peft saved" in told(adapter.parent)
+        adapter.mkdir()
+        save_adapter(adapted(SOME), adapter)
+        assert f"One lies below it: {adapter}" in told(run), "the newest one"
+        assert f"One lies below it: {adapter}" in told(adapter.parent)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

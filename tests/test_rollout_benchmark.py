@@ -46,6 +46,40 @@ def test_both_sides_are_measured(speed: ModuleType, tmp_path: Path, capsys: pyte
     assert "matrix products" in printed
 
 
+@pytest.mark.parametrize(("group", "more", "told"), [("1", [], "all of full length"), ("2", ["--ragged"], "ragged")])
+def test_the_header_tells_groups_and_lengths(
+    group: str, more: list[str], told: str, speed: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(speed, "--group", group, *more)
+    assert f"6 + 10 tokens, group {group}, {told}" in capsys.readouterr().out.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        *(([f"--{name}", "0"], f"--{name}: 0 is not at least 1") for name in ("new", "group", "rows", "prompt")),
+        (["--repetitions", "0"], "--repetitions: 0 is not at least 1"),
+        (["--interval", "0"], "--interval: 0 is not at least 1"),
+        (["--new", "many"], "--new: invalid positive value: 'many'"),
+        (["--bandwidth", "0"], "--bandwidth is more than 0"),
+        (["--tune"], "--tune measures the kernels: it needs CUDA"),
+        (["--device", "cuda"], "--device cuda: no CUDA device is available"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(
+    words: list[str],
+    told: str,
+    speed: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit) as exit_:
+        run(speed, *words)
+    assert exit_.value.code == 2
+    assert told in capsys.readouterr().err
+
+
 def test_the_check_compares_logprobs(speed: ModuleType) -> None:
     results = run(speed, "--check", "--group", "3")
     difference = results[-1]["logprob_difference"]
@@ -76,10 +110,8 @@ def test_settings_of_the_kernels_are_compared(
     launched = [tuning.compile_share(shape, work, torch.device("cpu"), torch.float32, number, 3) for number in range(3)]
     assert sum(launched) == len(apart) + 2
     before = asdict(kernels.TUNING)
-    results = run(speed, "--tune", "--rows", "1")
+    measured = tuning.tune(models.random_model(shape, torch.device("cpu"), torch.float32), work)
     assert asdict(kernels.TUNING) == before
-    measured = results[0]["tuning"]
-    assert isinstance(measured, dict)
     for part, settings in (("attention", 5), ("drawing", 3)):  # with the one that is set
         seconds = [time for _, time in measured[part]]
         assert (len(seconds), seconds) == (settings, sorted(seconds))

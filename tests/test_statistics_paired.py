@@ -10,11 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from reasonlab.evaluate.statistics import (
+    accuracy_difference,
     holm,
     mcnemar,
     minimum_detectable_effect,
     paired_difference,
     sign_flip,
+    varies,
 )
 
 
@@ -58,6 +60,22 @@ def test_mcnemar_agrees_with_scipy() -> None:
     stats = pytest.importorskip("scipy.stats")
     for gained, lost in [(0, 1), (1, 1), (7, 2), (2, 7), (40, 22), (900, 1000)]:
         assert mcnemar(gained, lost) == pytest.approx(stats.binomtest(gained, gained + lost).pvalue, rel=1e-9)
+
+
+@pytest.mark.parametrize("common", [0.0, 0.25, -1.0])
+def test_equal_differences_exclude_only_what_would_rarely_give_them(common: float) -> None:
+    """At the ends of the interval, a share u of questions at −1 or 1 goes unseen with chance 5 %."""
+    n = 12
+    before = np.linspace(0.25, 0.5, n) if common >= 0 else np.ones(n)
+    found = accuracy_difference(before, before + common)  # equal but for the last bits
+    u = 1 - 0.05 ** (1 / n)
+    assert (found.low, found.high) == pytest.approx(((1 - u) * common - u, (1 - u) * common + u))
+    assert found.estimate == pytest.approx(common)
+    assert -1 <= found.low < found.high <= 1
+    other = np.where(np.arange(n) == 3, before, before + common + 0.125)
+    assert accuracy_difference(before, other) == paired_difference(before, other)[0]
+    assert not varies(np.array([0.1 + 0.2, 0.3]))
+    assert varies(np.array([0.25, 0.26]))
 
 
 def test_holm_is_closed_testing_with_bonferroni() -> None:

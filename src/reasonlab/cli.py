@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reasonlab import __version__
 from reasonlab.errors import UserError
-from reasonlab.options import Parser, check_resumed, without_overrides
+from reasonlab.options import Parser, add_device_argument, check_resumed, given_options, without_overrides
 
 COMMANDS = {
     "demo": "watch a tiny model learn to think by RL, in minutes on a laptop; figure and summary at the end",
@@ -212,6 +212,7 @@ def _eval(words: list[str]) -> int:
     how.add_argument("--temperature", type=float, help="default: 1 for the tiny models, else 0.6")
     how.add_argument("--top-p", type=float, help="default: 1 for the tiny models, else 0.95")
     how.add_argument("--max-tokens", type=int, help="default: 160 for the tiny models, else 4096")
+    how.add_argument("--seed", type=int, default=0, help="of the draws; another one samples anew (default: 0)")
     how.add_argument("--force", choices=["", "think"], default="", help="think: force the tiny models' worked style")
     how.add_argument("--template-arg", action="append", metavar="NAME=VALUE", help="for the chat template; repeatable")
     how.add_argument("--extraction", default="", metavar="POLICY", help="boxed, tag, hash, marker, explicit or free")
@@ -223,7 +224,7 @@ def _eval(words: list[str]) -> int:
     choose.add_argument("--alpha", type=float, default=1.0, metavar="A", help="steps + A * final, where there are both")
     where = parser.add_argument_group("where it runs")
     where.add_argument("--threads", type=int, default=2)
-    where.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device_argument(where)
     where.add_argument("--endpoint-model", metavar="NAME", help="which model of the endpoint")
     where.add_argument("--api-key-env", default="OPENAI_API_KEY", metavar="VARIABLE", help="holds the endpoint's key")
     where.add_argument("--concurrency", type=int, default=16, help="requests under way at the same time")
@@ -231,9 +232,11 @@ def _eval(words: list[str]) -> int:
     where.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="for each request")
     result = parser.add_argument_group("what comes out")
     result.add_argument("--out", type=Path, help="directory to record in, and to continue; or a FILE.jsonl for answers")
-    result.add_argument("--rescore", type=Path, metavar="DIR", help="grade the answers of DIR again, asking nothing")
+    rescore_help = "grade the answers of DIR again, asking nothing; into --out, or else into DIR itself"
+    result.add_argument("--rescore", type=Path, metavar="DIR", help=rescore_help)
     result.add_argument("--json", action="store_true", help="print the scores as JSON")
     arguments = parser.parse_args(words)
+    arguments.given = given_options(words)
     from reasonlab.evaluate.command import evaluate_model
 
     return evaluate_model(arguments)
@@ -309,7 +312,7 @@ def _bench(words: list[str]) -> int:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--rows", type=int, default=256, help="rollouts decoded at the same time")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device_argument(parser)
     parser.add_argument("--float32", action="store_true", help="on CUDA: fp32 instead of bf16")
     parser.add_argument("--check", action="store_true", help="compare the engine's logprobs with the learner's")
     parser.add_argument("--json", action="store_true")

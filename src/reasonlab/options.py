@@ -50,6 +50,16 @@ def nearest_option(word: str, options: Collection[str]) -> str:
     return near[0] if near else ""
 
 
+def add_device_argument(parser: argparse._ActionsContainer) -> None:
+    """`--device`, None where it is not given: only `hardware.prepare` looks, so that --help needs no torch."""
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one, else cpu")
+
+
+def given_options(words: Sequence[str]) -> list[str]:
+    """The options among a command's words, as they were typed; no value of an option begins like one."""
+    return [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
+
+
 def without_overrides(words: Sequence[str], own: Collection[str]) -> tuple[list[str], list[str]]:
     """The command's own words, and the `--key value` for the recipe; argparse would take a value for the recipe.
 

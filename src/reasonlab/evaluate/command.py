@@ -6,11 +6,10 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from reasonlab import __version__
 from reasonlab.errors import UserError
@@ -27,7 +26,15 @@ from reasonlab.evaluate.panels import (
     chosen_suite,
     overlap_with,
 )
-from reasonlab.evaluate.record import ABOUT, EvaluationRecord, Place, place_of
+from reasonlab.evaluate.record import (
+    ABOUT,
+    EvaluationRecord,
+    Place,
+    answer_lines,
+    place_of,
+    read_answers,
+    read_settings,
+)
 from reasonlab.evaluate.responder import FAILED, Response
 from reasonlab.evaluate.scores import BESIDE, Scores, score
 from reasonlab.problems.problem import Problem
@@ -35,27 +42,32 @@ from reasonlab.problems.registry import OWN_FILE_SUFFIXES
 from reasonlab.runs.files import write_aside
 from reasonlab.terminal import make_observer
 
-SEED = 0
+RESCORE_OPTIONS = ("--rescore", "--extraction", "--out", "--json", "--judge")
+RESCORE_JUDGE_OPTIONS = ("--best-of", "--judge-kind", "--steps", "--alpha", "--threads", "--device")
 
 
 def evaluate_model(arguments: argparse.Namespace) -> int:
+    if _is_file(arguments.out) and arguments.out.name.endswith(".gz"):
+        raise UserError("a plain file of answers is not compressed", "Give --out FILE.jsonl, or a directory")
     if arguments.rescore is not None:
         return rescore(arguments)
     if arguments.model is None:
         raise UserError("eval needs a model", "For instance: reasonlab eval tiny-1m")
     if arguments.k < 1:
         raise UserError(f"--k {arguments.k} asks for no answers", "Give a positive number")
-    if _is_file(arguments.out) and arguments.out.name.endswith(".gz"):
-        raise UserError("a plain file of answers is not compressed", "Give --out FILE.jsonl, or a directory")
     check_tiny_options(arguments)
     chooser = open_chooser(arguments, arguments.k)
     model = open_model(arguments)
+    if model.sampling.temperature == 0 and arguments.k > 1:
+        print(
+            f"note: temperature 0 draws nothing: --k {arguments.k} asks the same {arguments.k} times", file=sys.stderr
+        )
     panels = chosen_panels(arguments, model.tiny, _warn)
     settings = _settings(arguments, model, panels)
     if arguments.out is None or _is_file(arguments.out):
         answers = _ask(arguments, model, panels, {}, None)
         if arguments.out:
-            write_aside(arguments.out, b"".join(orjson.dumps(a.row()) + b"\n" for a in answers))
+            write_aside(arguments.out, answer_lines(answers))
         chosen = _choices(chooser, answers, settings, None, arguments)
         _print(score(answers, settings), settings, chosen, arguments)
         return _exit_code(answers, chooser)
@@ -75,27 +87,60 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
 
 
 def rescore(arguments: argparse.Namespace) -> int:
-    """Grade the answers of a directory again, by the present grader and perhaps another extraction."""
-    if arguments.model is not None:
-        raise UserError("--rescore needs no model", "It grades the stored answers: reasonlab eval --rescore DIR")
-    with EvaluationRecord.existing(arguments.rescore) as record:
-        settings, answers = record.settings, record.answers()
+    """Grade the answers of a directory again, by the present grader and perhaps another extraction.
+
+    With --out the outcome is written there and the directory is only read; without, it takes the directory's place.
+    """
+    _check_rescore_options(arguments)
+    source, out = arguments.rescore, arguments.out
+    with ExitStack() as held:
+        if out is None or out.resolve() == source.resolve():
+            out, record = source, held.enter_context(EvaluationRecord.existing(source))
+        else:
+            record = None
+        settings, answers = read_settings(source), read_answers(source)
         if not answers:
-            raise UserError(f"{arguments.rescore} holds no answers yet", "Run the evaluation first")
+            raise UserError(f"{source} holds no answers yet", "Run the evaluation first")
         chooser = open_chooser(arguments, settings["k"])
         if arguments.extraction:
             for entry in settings["benchmarks"].values():
                 entry["extraction"] = policy_named(arguments.extraction)
         settings[ABOUT]["grader"] = grader_version()
         again = regraded(answers, settings)
-        record.replace(again, settings)
+        if _is_file(out):
+            write_aside(out, answer_lines(again.values()))
+        else:
+            record = record or held.enter_context(EvaluationRecord.start(out, settings))
+            _check_same_answers(record, again)
+            record.replace(again, settings)
         changed = sum(again[place].verdict != answers[place].verdict for place in answers)
         scores = score(list(again.values()), settings)
-        chosen = _choices(chooser, list(again.values()), settings, arguments.rescore, arguments)
-        record.write_scores({"grader": grader_version(), **_data(scores, settings, chosen)})
-    print(f"{changed} of {len(answers)} verdicts changed", file=sys.stderr)
+        chosen = _choices(chooser, list(again.values()), settings, None if record is None else out, arguments)
+        if record is not None:
+            record.write_scores({"grader": grader_version(), **_data(scores, settings, chosen)})
+    place = f"{source} was rewritten" if out == source else f"written to {out}, {source} is as it was"
+    print(f"{changed} of {len(answers)} verdicts changed; {place}", file=sys.stderr)
     _print(scores, settings, chosen, arguments)
     return _exit_code(list(again.values()), chooser)
+
+
+def _check_rescore_options(arguments: argparse.Namespace) -> None:
+    """What rescoring does not use would silently change nothing."""
+    if arguments.model is not None:
+        raise UserError("--rescore needs no model", "It grades the stored answers: reasonlab eval --rescore DIR")
+    used = RESCORE_OPTIONS + (RESCORE_JUDGE_OPTIONS if arguments.judge is not None else ())
+    if unused := [option for option in arguments.given if option not in used]:
+        raise UserError(
+            f"--rescore asks nothing and does not use {', '.join(unused)}",
+            "It takes --extraction, --out, --json, and --judge with its options",
+        )
+
+
+def _check_same_answers(record: EvaluationRecord, again: Mapping[Place, Answer]) -> None:
+    """An earlier rescoring may be there, but no evaluation that would be lost."""
+    there = record.answers()
+    if any(place not in again or again[place].text != answer.text for place, answer in there.items()):
+        raise UserError(f"{record.directory} holds other answers", "Choose another --out")
 
 
 def regraded(answers: Mapping[Place, Answer], settings: Mapping[str, Any]) -> dict[Place, Answer]:
@@ -127,6 +172,8 @@ def _ask(
     found = {place: known[place] for place in wanted if place in known and known[place].finish != FAILED}
     done = len(found)
     with make_observer(0, f"eval {arguments.model}", quiet=arguments.json) as observer:
+        if model.device:
+            observer.note(f"{arguments.model} runs on {model.device} in {model.identity['dtype']}")
         if found:
             observer.note(f"{len(found):,} of {len(wanted):,} answers were there already")
 
@@ -138,7 +185,7 @@ def _ask(
         for panel in panels:
             grader = grader_for(panel.extraction, panel.verifier)
             for answer in answers_to(
-                _open_tasks(panel, arguments.k, found), responder, model.sampling, grader, SEED, progress
+                _open_tasks(panel, arguments.k, found), responder, model.sampling, grader, arguments.seed, progress
             ):
                 if keep:
                     keep(answer)
@@ -167,6 +214,8 @@ def _same_grader(record: EvaluationRecord, settings: dict[str, Any]) -> Mapping[
 def _settings(arguments: argparse.Namespace, model: OpenedModel, panels: Sequence[Panel]) -> dict[str, Any]:
     """The whole protocol. Nothing here is a secret: an endpoint's key is known only to the request."""
     about: dict[str, Any] = {"model": model.place, "reasonlab": __version__, "grader": grader_version()}
+    if model.device:
+        about["device"] = model.device
     suite = chosen_suite(arguments)
     beside = [panel.name for panel in panels[len(panels) - len(arguments.benchmark or ()) :]]
     if suite == TINY_SUITE:
@@ -182,7 +231,7 @@ def _settings(arguments: argparse.Namespace, model: OpenedModel, panels: Sequenc
         "sampling": {**asdict(model.sampling), "stop_ids": list(model.sampling.stop_ids), "stop_strings": []},
         "force": arguments.force,
         "template_arguments": sorted(arguments.template_arg or []),
-        "seed": SEED,
+        "seed": arguments.seed,
         ABOUT: about,
     }
 

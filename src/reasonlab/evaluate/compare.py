@@ -14,18 +14,27 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from reasonlab.errors import UserError
 from reasonlab.evaluate.frontier import Dominance, dominance
 from reasonlab.evaluate.intervals import Floats, Interval, ratio_interval, score_interval
 from reasonlab.evaluate.lengths import Lengths, lengths
-from reasonlab.evaluate.paired import holm, mcnemar, minimum_detectable_effect, paired_difference, sign_flip
+from reasonlab.evaluate.paired import (
+    accuracy_difference,
+    holm,
+    mcnemar,
+    minimum_detectable_effect,
+    paired_difference,
+    sign_flip,
+    varies,
+)
 
 Row = Mapping[str, Any]
 Identity = tuple[str, str]  # benchmark (or family) and problem
 
 TOTAL = "all"
+FEWEST = 5  # problems for what rests on an estimated scatter: t test, detectable change, dominance, resampled ratio
 _SCORE = {"correct": 1.0, "wrong": 0.0}
 _NEEDED = ("problem", "verdict", "tokens")
 _NEVER_CAME = "error"  # the finish of an answer that failed and may be asked for again
@@ -48,7 +57,8 @@ class Side:
 class Change:
     """How one measure changed from A to B. `p_holm` is `p_permutation` corrected for the number of panels.
 
-    `detectable` is the smallest true change that would be found four times in five.
+    `detectable` is the smallest true change that would be found four times in five. Where the differences have no
+    scatter, or are fewer than FEWEST, nothing can be said: `p_t` is then nan and `detectable` infinite.
     """
 
     difference: Interval
@@ -62,7 +72,8 @@ class Change:
 class Panel:
     """The comparison on one benchmark or family, or on all problems.
 
-    What concerns tokens, and dominance with it, is None where no problem has known lengths on both sides.
+    What concerns tokens, and dominance with it, is None where no problem has known lengths on both sides; dominance
+    also where fewer than FEWEST have, or where one of the two measures changed by the same everywhere.
     A problem is solved if more than half of its answers are right; gained and lost ones are those where that changed.
     `both_right_tokens` is the change in the length of correct answers on problems that both sides answered correctly
     at least once (None without any), so that newly solved hard problems do not pass for longer thinking.
@@ -223,16 +234,18 @@ def _panel(
         problems=len(members),
         a=_side(side_a),
         b=_side(side_b),
-        accuracy=_change(score_a, score_b, seed),
-        tokens=_change(tokens_a, tokens_b, seed) if measured else None,
-        token_ratio=ratio_interval(tokens_a, tokens_b, seed) if measured and (tokens_a > 0).all() else None,
+        accuracy=_change(accuracy_difference(score_a, score_b), score_a, score_b, seed),
+        tokens=_change(_length_difference(tokens_a, tokens_b), tokens_a, tokens_b, seed) if measured else None,
+        token_ratio=_ratio(tokens_a, tokens_b, seed) if measured and (tokens_a > 0).all() else None,
         both_right_tokens=_both_right(measured),
         gained=tuple(identity[1] for identity, flag in zip(members, gained, strict=True) if flag),
         lost=tuple(identity[1] for identity, flag in zip(members, lost, strict=True) if flag),
         longer=int((tokens_b > tokens_a).sum()),
         shorter=int((tokens_b < tokens_a).sum()),
         mcnemar=mcnemar(int(gained.sum()), int(lost.sum())) if single else None,
-        dominance=dominance(right_a, tokens_a, right_b, tokens_b, seed) if measured else None,
+        dominance=dominance(right_a, tokens_a, right_b, tokens_b, seed)
+        if _tells_scatter(right_b - right_a) and _tells_scatter(tokens_b - tokens_a)
+        else None,
     )
 
 
@@ -253,10 +266,28 @@ def _side(problems: Sequence[_Problem]) -> Side:
     )
 
 
-def _change(a: Floats, b: Floats, seed: int) -> Change:
-    interval, p_t = paired_difference(a, b)
+def _change(interval: Interval, a: Floats, b: Floats, seed: int) -> Change:
     p_permutation = sign_flip(b - a, seed)
+    if not _tells_scatter(b - a):
+        return Change(interval, math.nan, p_permutation, p_permutation, math.inf)
+    p_t = paired_difference(a, b)[1]
     return Change(interval, p_t, p_permutation, p_permutation, minimum_detectable_effect(b - a))
+
+
+def _tells_scatter(values: Floats) -> bool:
+    """Whether there are enough values, and different ones, to estimate their scatter."""
+    return values.size >= FEWEST and varies(values)
+
+
+def _length_difference(a: ArrayLike, b: ArrayLike) -> Interval:
+    """Lengths have no bound: where all change by the same, that says nothing about others, and the interval is open."""
+    interval = paired_difference(a, b)[0]
+    return interval if varies(np.subtract(b, a)) else replace(interval, low=-math.inf, high=math.inf)
+
+
+def _ratio(a: Floats, b: Floats, seed: int) -> Interval:
+    interval = ratio_interval(a, b, seed)
+    return interval if _tells_scatter(b / a) else replace(interval, low=-math.inf, high=math.inf)
 
 
 def _both_right(pairs: Sequence[tuple[_Problem, _Problem]]) -> Interval | None:
@@ -265,7 +296,7 @@ def _both_right(pairs: Sequence[tuple[_Problem, _Problem]]) -> Interval | None:
     if not means:
         return None
     before, after = zip(*means, strict=True)
-    return paired_difference(before, after)[0]
+    return _length_difference(before, after)
 
 
 def _with_holm(panels: list[Panel]) -> list[Panel]:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from reasonlab.errors import UserError
-from reasonlab.evaluate.compare import Change, Comparison, Panel, Side, compare
+from reasonlab.evaluate.compare import FEWEST, Change, Comparison, Panel, Side, compare
 from reasonlab.evaluate.intervals import Interval
 from reasonlab.evaluate.lengths import Lengths
 from reasonlab.evaluate.selection import Selection, best_checkpoint
@@ -24,6 +24,7 @@ from reasonlab.runs.reader import RunReader
 from reasonlab.wording import counted
 
 _IDS_SHOWN = 8
+_CONTROL = "tiny-forced"  # `control.FORCED_SUITE`, named here because that room imports torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,9 @@ class Source:
 
 def run(words: list[str]) -> int:
     arguments = _parser().parse_args(words)
-    a = load(arguments.a, arguments.step_a, arguments.suite, "--step-a")
-    b = load(arguments.b, arguments.step_b, arguments.suite, "--step-b")
+    suite = arguments.suite or shared_suite(arguments.a, arguments.b)
+    a = load(arguments.a, arguments.step_a, suite, "--step-a")
+    b = load(arguments.b, arguments.step_b, suite, "--step-b")
     comparison = compare(a.rows, b.rows)
     if arguments.json:
         print(json.dumps({"a": _described(a), "b": _described(b), **comparison.as_dict()}, indent=1))
@@ -68,9 +70,33 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("b", metavar="B", type=Path, help="the other one; differences are B − A")
     parser.add_argument("--step-a", type=int, metavar="N", help="which evaluation of run A (default: the last)")
     parser.add_argument("--step-b", type=int, metavar="N", help="which evaluation of run B (default: the last)")
-    parser.add_argument("--suite", default="tiny", help="which suite of the runs (default: tiny)")
+    parser.add_argument("--suite", help="which suite of the runs (default: the one that they share)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON, with all flipped problems")
     return parser
+
+
+def shared_suite(*sides: Path) -> str:
+    """The one suite that all runs among the sides were evaluated on; empty where no side is a run.
+
+    The control with a forced style does not count: it stands beside the suite that it controls.
+    """
+    runs = {side: RunReader(side).evaluation_suites() for side in sides if _is_run(side)}
+    shared = [suite for suite in next(iter(runs.values()), []) if all(suite in found for found in runs.values())]
+    candidates = [suite for suite in shared if suite != _CONTROL] or shared
+    if len(candidates) == 1 or not runs:
+        return "".join(candidates)
+    if candidates:
+        raise UserError(f"there are several suites to compare: {', '.join(candidates)}", "Choose one with --suite")
+    told = "; ".join(f"{side} has {', '.join(found) or 'none at all yet'}" for side, found in runs.items())
+    raise UserError(f"there is no evaluation to compare: {told}", "Compare runs with a suite in common")
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and not _is_evaluation(path)
+
+
+def _is_evaluation(path: Path) -> bool:
+    return (path / "settings.json").exists() and (path / "answers.jsonl").exists()
 
 
 def load(path: Path, step: int | None, suite: str, flag: str = "--step") -> Source:
@@ -81,7 +107,7 @@ def load(path: Path, step: int | None, suite: str, flag: str = "--step") -> Sour
         return _from_file(path)
     if not path.exists():
         raise UserError(f"{path} does not exist", "Give a run directory, or what `reasonlab eval --out` wrote")
-    if (path / "settings.json").exists() and (path / "answers.jsonl").exists():
+    if _is_evaluation(path):
         if step is not None:
             raise UserError(f"{flag} chooses an evaluation of a run, but {path} is one evaluation", f"Leave {flag} out")
         return _from_evaluation(path)
@@ -126,7 +152,7 @@ def _rows(path: Path, data: bytes) -> list[dict[str, Any]]:
 def _from_run(reader: RunReader, step: int | None, suite: str, flag: str) -> Source:
     steps = reader.evaluation_steps(suite)
     if not steps:
-        names = sorted({path.name.rpartition("@")[0] for path in (reader.directory / "evals").glob("*@*.jsonl.gz")})
+        names = reader.evaluation_suites()
         remedy = f"It has {', '.join(names)}: choose one with --suite" if names else "It has no evaluation at all yet"
         raise UserError(f"{reader.directory} holds no evaluation of suite {suite!r}", remedy)
     if step is not None and step not in steps:
@@ -214,7 +240,8 @@ def _changes(panel: Panel) -> list[str]:
     ]
     if panel.tokens is not None:
         ratio = panel.token_ratio
-        times = f", {ratio.estimate:.2f} times [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else ""
+        times = f", {ratio.estimate:.2f} times" if ratio else ""
+        times += f" [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio and math.isfinite(ratio.high) else ""
         lines.append(
             f"tokens: {_signed(panel.tokens.difference)}{times} ({_tests(panel.tokens)})"
             + _detectable(panel.tokens.detectable)
@@ -230,7 +257,7 @@ def _changes(panel: Panel) -> list[str]:
 
 
 def _detectable(change: float, unit: str = "") -> str:
-    """How large a change these problems can show; one problem shows none."""
+    """How large a change these problems can show; few problems, or differences without scatter, do not tell."""
     found = f"; a true change of {change:,.1f}{unit} would be found four times in five"
     return found if math.isfinite(change) else ""
 
@@ -283,6 +310,12 @@ def _notes(comparison: Comparison, a: Source, b: Source) -> list[str]:
         notes.append(f"{comparison.unpaired_ungraded} shared problems have no graded answer on one side: left out")
     if ungraded := total.a.ungraded + total.b.ungraded:
         notes.append(f"{ungraded} answers could not be graded (A {total.a.ungraded}, B {total.b.ungraded})")
+    changes = {"accuracy": total.accuracy, "length": total.tokens}
+    if unknown := [name for name, change in changes.items() if change and math.isnan(change.p_t)]:
+        notes.append(
+            f"{' and '.join(unknown)} compared on fewer than {FEWEST} problems, or changed by the same on all: "
+            "no t test, detectable change or dominance"
+        )
     if any(side.lengths and side.lengths.every.is_lower_bound for side in (total.a, total.b)):
         notes.append("answers were cut off before their end: lengths marked ≥ are lower bounds")
     if a.settings() and b.settings() and a.settings() != b.settings():
@@ -324,7 +357,9 @@ def _described(source: Source) -> dict[str, Any]:
 
 
 def _tests(change: Change) -> str:
-    return f"permutation {_p(change.p_permutation)}, t {_p(change.p_t)}"
+    """The t test only where it says something."""
+    t = "" if math.isnan(change.p_t) else f", t {_p(change.p_t)}"
+    return f"permutation {_p(change.p_permutation)}{t}"
 
 
 def _p(p: float, equals: str = "p = ") -> str:

@@ -34,11 +34,15 @@ CUDA_CACHE_SHARE = 0.6  # of what the weights leave free
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """`identity` tells two models apart in the record; `respond_with` makes the responder once sampling is settled."""
+    """`identity` tells two models apart in the record; `respond_with` makes the responder once sampling is settled.
+
+    `device` is empty for an endpoint, whose machine is its own affair.
+    """
 
     tiny: bool
     identity: dict[str, Any]
     place: str
+    device: str
     sampling: Sampling
     respond_with: Callable[[Sampling, bool], Responder]
 
@@ -75,6 +79,7 @@ def open_model(arguments: argparse.Namespace) -> OpenedModel:
         tiny=is_tiny,
         identity={"kind": "checkpoint", "sha256": checkpoint_sha256(directory), "dtype": str(dtype)[6:]},
         place=str(path) if path.exists() else arguments.model,
+        device=device.type,
         sampling=_sampling(arguments, limits, text_format.stop_ids),
         respond_with=respond_with,
     )
@@ -97,6 +102,7 @@ def _open_endpoint(arguments: argparse.Namespace) -> OpenedModel:
         tiny=False,
         identity={"kind": "endpoint", "name": endpoint.model},
         place=endpoint.url,
+        device="",
         sampling=_sampling(arguments, Sampling(temperature=0.6, top_p=0.95, max_tokens=4096), ()),
         respond_with=lambda sampling, streaming: EndpointResponder(endpoint),
     )

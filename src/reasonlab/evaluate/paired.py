@@ -26,7 +26,8 @@ def paired_difference(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> tuple[
     With d_i = b_i − a_i (question means, same order) the interval is mean(d) ± t_{n−1} s_d/√n, and
     p = P(|T_{n−1}| ≥ |mean(d)| √n/s_d).
 
-    Where all d_i are equal the interval has no width; p is then 1 for no difference and 0 for any other.
+    Where all d_i are equal the interval has no width; p is then 1 for no difference and 0 for any other. Neither
+    says anything about further questions: `varies` tells the case, `accuracy_difference` has an interval for it.
     """
     before, after = paired(a, b)
     d = after - before
@@ -35,6 +36,30 @@ def paired_difference(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> tuple[
         return interval, 1.0
     error = standard_error(d)
     return interval, student_t_tails(interval.estimate / error, d.size - 1) if error > 0 else 0.0
+
+
+def accuracy_difference(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Interval:
+    """The interval of `paired_difference` for scores between 0 and 1, with a width also where all d_i are equal.
+
+    If a question differs from the common d with chance π, none of n does with chance (1 − π)^n, and that is less than
+    1 − level for every π > u = 1 − (1 − level)^{1/n}. The others lie between −1 and 1, so the true difference is in
+
+        (1 − u) d ± u
+
+    which for d = 0 is ± u, about ± 3/n at 95 %.
+    """
+    before, after = paired(a, b)
+    d = after - before
+    if d.size == 1 or varies(d):
+        return mean_interval(d, level)
+    mean, u = float(d.mean()), 1 - (1 - level) ** (1 / d.size)
+    return Interval(mean, (1 - u) * mean - u, (1 - u) * mean + u, level)
+
+
+def varies(values: ArrayLike) -> bool:
+    """Whether there is any scatter. Means of the same numbers may differ in the last bits; that is none."""
+    x = vector(values)
+    return bool(np.ptp(x) > 1e-9 * (1 + np.abs(x).max()))
 
 
 def sign_flip(differences: ArrayLike, seed: int = 0, resamples: int = 20_000) -> float:

@@ -2,7 +2,7 @@
 
     settings.json    the whole protocol; an evaluation continues only where it is the same
     answers.jsonl    append-only, one `os.write` a line: whole or absent after kill -9; put in order at the end
-    scores.json      written at the end, and again by --rescore
+    scores.json      written at the end, and again by --rescore without --out
 
 An answer that never came (`finish` "error") is asked for again when the evaluation continues.
 """
@@ -10,7 +10,7 @@ An answer that never came (`finish` "error") is asked for again when the evaluat
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -85,21 +85,11 @@ class EvaluationRecord:
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             os.ftruncate(self._descriptor, whole)
-        found: dict[Place, Answer] = {}
-        for number, line in enumerate(data[:whole].splitlines(), 1):
-            try:
-                answer = Answer(**orjson.loads(line))
-            except (orjson.JSONDecodeError, TypeError):
-                raise UserError(
-                    f"line {number} of {self.directory / ANSWERS} is no answer", "Remove the line, or start anew"
-                ) from None
-            if answer.finish != FAILED or place_of(answer) not in found:
-                found[place_of(answer)] = answer
-        return found
+        return read_answers(self.directory)
 
     def replace(self, answers: Mapping[Place, Answer], settings: Mapping[str, Any]) -> None:
         """Put these answers, in their order, in the place of all lines, in one stroke."""
-        write_aside(self.directory / ANSWERS, b"".join(orjson.dumps(a.row()) + b"\n" for a in answers.values()))
+        write_aside(self.directory / ANSWERS, answer_lines(answers.values()))
         write_aside(self.directory / SETTINGS, _pretty(settings))
         descriptor = os.open(self.directory / ANSWERS, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         try:
@@ -122,6 +112,29 @@ def read_settings(directory: Path) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise UserError(f"{directory / SETTINGS} is damaged ({error})", "Start the evaluation anew") from None
     return settings
+
+
+def read_answers(directory: Path) -> dict[Place, Answer]:
+    """The answers of an evaluation, changing nothing there; a last line without its end is left out."""
+    try:
+        whole, newline, _ = (directory / ANSWERS).read_bytes().rpartition(b"\n")
+    except FileNotFoundError:
+        return {}
+    found: dict[Place, Answer] = {}
+    for number, line in enumerate((whole + newline).splitlines(), 1):
+        try:
+            answer = Answer(**orjson.loads(line))
+        except (orjson.JSONDecodeError, TypeError):
+            raise UserError(
+                f"line {number} of {directory / ANSWERS} is no answer", "Remove the line, or start anew"
+            ) from None
+        if answer.finish != FAILED or place_of(answer) not in found:
+            found[place_of(answer)] = answer
+    return found
+
+
+def answer_lines(answers: Iterable[Answer]) -> bytes:
+    return b"".join(orjson.dumps(answer.row()) + b"\n" for answer in answers)
 
 
 def differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -20,7 +20,15 @@ from reasonlab.evaluate.intervals import (
     wilson,
 )
 from reasonlab.evaluate.lengths import Lengths, MeanLength, lengths, tokens_per_correct
-from reasonlab.evaluate.paired import holm, mcnemar, minimum_detectable_effect, paired_difference, sign_flip
+from reasonlab.evaluate.paired import (
+    accuracy_difference,
+    holm,
+    mcnemar,
+    minimum_detectable_effect,
+    paired_difference,
+    sign_flip,
+    varies,
+)
 from reasonlab.evaluate.seeds import (
     VarianceSplit,
     seed_difference,
@@ -40,6 +48,7 @@ __all__ = [
     "MeanLength",
     "Selection",
     "VarianceSplit",
+    "accuracy_difference",
     "best_checkpoint",
     "dominance",
     "holm",
@@ -69,5 +78,6 @@ __all__ = [
     "student_t_quantile",
     "tokens_per_correct",
     "variance_split",
+    "varies",
     "wilson",
 ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from reasonlab.errors import UserError
 from reasonlab.judges.opened import POOL_HELP
 from reasonlab.judges.types import Candidate, Labelled
+from reasonlab.options import add_device_argument
 
 if TYPE_CHECKING:
     from reasonlab.judges.labels import StepLabels
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rollouts.add_argument(
         "--max-tokens", type=int, help=f"of a completion (default: 160), or of a followed step (default: {STEP_TOKENS})"
     )
-    rollouts.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device_argument(rollouts)
     rollouts.add_argument("--threads", type=int, default=2)
     reader = parser.add_argument_group("endpoint")
     reader.add_argument("--url", help="such as http://localhost:8000/v1")

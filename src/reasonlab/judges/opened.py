@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from reasonlab.errors import UserError
 from reasonlab.judges.types import Aggregate, Candidate, Judge, Progress, Scored
+from reasonlab.options import add_device_argument
 
 if TYPE_CHECKING:  # which imports torch
     from reasonlab.judges.published import OpenedJudge
@@ -66,7 +67,7 @@ def add_judge_arguments(parser: argparse._ActionsContainer) -> None:
         default="chunk",
         help="responses beyond the judge's positions: chunk reads their steps in windows, refuse stops",
     )
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device_argument(parser)
     parser.add_argument("--bfloat16", action="store_true", help="hold the judge in 16 bits (large ones on a GPU)")
     parser.add_argument("--threads", type=int, default=2, help="CPU worker threads")
 
@@ -88,7 +89,7 @@ def open_at_work(
     name: str,
     kind: str | None = None,
     long: str = "chunk",
-    device: str = "cpu",
+    device: str | None = "cpu",
     threads: int = 1,
     bfloat16: bool = False,
 ) -> JudgeAtWork:

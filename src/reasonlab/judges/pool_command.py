@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from reasonlab.errors import UserError
+from reasonlab.options import add_device_argument
 
 DESCRIPTION = """Sample tiny models on problems of the tiny world into one pool of graded candidates. For other models
 and benchmarks, the directory of `reasonlab eval MODEL --k N --out DIR` is a pool already."""
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--seed", type=int, default=0, help="of problems and samples")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

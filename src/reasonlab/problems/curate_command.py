@@ -12,6 +12,7 @@ import orjson
 
 from reasonlab import __version__
 from reasonlab.errors import UserError
+from reasonlab.options import add_device_argument
 from reasonlab.problems.curation import (
     BEYOND_SIZE,
     BINS,
@@ -81,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--seed", type=int, default=0)
     where = parser.add_argument_group("where it runs")
     where.add_argument("--threads", type=int, default=2)
-    where.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device_argument(where)
     where.add_argument("--endpoint-model", metavar="NAME", help="which model of the endpoint")
     where.add_argument("--api-key-env", default="OPENAI_API_KEY", metavar="VARIABLE", help="holds the endpoint's key")
     where.add_argument("--concurrency", type=int, default=16, help="requests under way at the same time")

@@ -27,7 +27,7 @@ def bench_rollout(arguments: argparse.Namespace) -> int:
     device = prepare(arguments.device)
     tokenizer = TinyTokenizer.load()
     model = load_model(resolve_model(arguments.model)).to(device)
-    low_precision = arguments.device == "cuda" and not arguments.float32
+    low_precision = device.type == "cuda" and not arguments.float32
     sampler = load_model(resolve_model(arguments.model)).to(device, torch.bfloat16) if low_precision else model
     engine = Engine(sampler, arguments.rows, arguments.threads)
     sampling = Sampling(arguments.temperature, max_tokens=arguments.max_tokens, stop_ids=(tokenizer.eos_id,))
@@ -45,7 +45,7 @@ def bench_rollout(arguments: argparse.Namespace) -> int:
     tokens = sum(len(rollout.ids) for rollout in rollouts)
     result = {
         "model": arguments.model,
-        "device": arguments.device,
+        "device": device.type,
         "dtype": str(sampler.embedding.weight.dtype).removeprefix("torch."),
         "rollouts": len(rollouts),
         "tokens": tokens,

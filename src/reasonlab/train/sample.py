@@ -25,7 +25,7 @@ from reasonlab.train.measures import Counter, Report
 
 def open_sampler(
     name: str,
-    device: str,
+    device: str | None,
     threads: int,
     rows: int,
     extraction: str = "explicit",
@@ -40,7 +40,7 @@ def open_sampler(
     return Engine(model, rows, threads, exchange.format.response), exchange
 
 
-def open_engine(model: Path, device: str, threads: int, rows: int) -> tuple[Engine, TinyTokenizer]:
+def open_engine(model: Path, device: str | None, threads: int, rows: int) -> tuple[Engine, TinyTokenizer]:
     """An engine with the fp32 weights of a tiny model."""
     tokenizer = TinyTokenizer.load()
     return Engine(load_model(model).to(prepare(device)), rows, threads, tokenizer.decode), tokenizer

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from reasonlab.errors import UserError
+from reasonlab.options import add_device_argument
 
 KEEP = {
     "shortest": "the shortest correct answer to each problem: SFT data of shortest rejection sampling",
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, help="default: 160 for the tiny models, else 1024")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -57,7 +57,7 @@ def open_judge(
     *,
     long: Long = "chunk",
     system: str | None = None,
-    device: str = "cpu",
+    device: str | None = "cpu",
     workers: int = 1,
     bfloat16: bool = False,
 ) -> OpenedJudge:
@@ -67,6 +67,7 @@ def open_judge(
     windows (`judges/formats.py` says how) with a LongInputWarning, "refuse" raises a UserError. An outcome judge always
     refuses; nothing is ever cut off. `system` replaces the system turn that the judge was published with ("" leaves it
     out). `bfloat16` holds and computes the backbone in 16 bits, for large judges on a GPU; heads stay in fp32.
+    Without a `device` (None) it is CUDA where there is one.
     """
     directory = Path(path).expanduser()
     if not directory.is_dir():
