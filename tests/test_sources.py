@@ -266,3 +266,43 @@ def test_worked_solutions_exist_only_for_the_tiny_world(tmp_path: Path) -> None:
     path.write_bytes(b'{"question": "1+1=?", "answer": "2"}\n')
     with pytest.raises(UserError, match="no worked solution"):
         train(tmp_path / "run", problems={"path": str(path)}, method={"type": "sft"})
+
+
+ASKED = problem_set("train", 1)[0].question
+USER, ASSISTANT = ({"role": role, "content": text} for role, text in (("user", ASKED), ("assistant", "Answer: 2")))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [USER, ASSISTANT]},
+        {"prompt": ASKED, "completion": "Answer: 2"},
+        {"prompt": [USER], "completion": [ASSISTANT]},
+        {"prompt": ASKED, "chosen": "Answer: 2", "rejected": "Answer: 3"},
+        {"prompt": [USER], "chosen": [ASSISTANT], "rejected": [{"role": "assistant", "content": "Answer: 3"}]},
+    ],
+)
+def test_the_columns_of_other_trainers_are_understood(row: dict[str, Any], tmp_path: Path) -> None:
+    ours = {"question": ASKED, "response": "Answer: 2", **({"rejected": "Answer: 3"} if "rejected" in row else {})}
+    read = []
+    for name, one in (("theirs", row), ("ours", ours)):
+        (tmp_path / f"{name}.jsonl").write_bytes(orjson.dumps(one))
+        (group,) = read_responses(tmp_path / f"{name}.jsonl", pairs="rejected" in row)
+        read.append((group.problem.question, [(rollout.prompt, rollout.ids) for rollout in group.rollouts]))
+    assert read[0] == read[1]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [USER]},
+        {"messages": [USER, ASSISTANT, USER, ASSISTANT]},
+        {"prompt": [USER, ASSISTANT, USER], "completion": "Answer: 2"},
+        {"prompt": ASKED},
+        {"messages": "hello"},
+    ],
+)
+def test_other_conversations_are_refused(row: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(orjson.dumps(row))
+    with pytest.raises(UserError, match="line 1 is not a demonstration"):
+        read_responses(tmp_path / "rows.jsonl", pairs=False)

@@ -5,7 +5,8 @@ token ids: the problem (`id`, `question`, `answer`, `family`, `level`), the ids 
 those of `rejected` with `rejected_correct`, and for language models which `tokenizer` they belong to.
 
 What a user writes is text: `question` and `response`, in a pair `rejected`; `id`, `answer`, `family` and `level` if
-there are any. The question is put as training and evaluation put it, and the response gets its end token.
+there are any. The question is put as training and evaluation put it, and the response gets its end token. The columns
+of other trainers are understood too: `messages`, `prompt` with `completion`, and `prompt`, `chosen`, `rejected`.
 
 Responses are graded as rollouts are, if only to say what is being learnt: SFT and DPO learn from every example,
 whatever its grade. Where there is no answer to compare with, the grade says so.
@@ -136,6 +137,7 @@ def read_responses(path: Path, pairs: bool, exchange: Exchange | None = None) ->
 
 
 def _group(row: dict[str, Any], pair: bool, exchange: Exchange, name: str) -> Group:
+    row = _renamed(row)
     written = isinstance(row["response"], str)
     problem = _problem(row, name) if written else Problem(**{key: row[key] for key in _PROBLEM})
     responses = [row["response"], row["rejected"]] if pair else [row["response"]]
@@ -143,6 +145,32 @@ def _group(row: dict[str, Any], pair: bool, exchange: Exchange, name: str) -> Gr
         raise ValueError("an empty response")
     rollouts = [demonstration(problem, one, exchange) if written else _sampled(row, one, exchange) for one in responses]
     return Group(problem, rollouts, [], np.array([1.0, 0.0][: len(rollouts)]))
+
+
+def _renamed(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with our names for what other trainers call differently."""
+    if "response" in row:
+        return row
+    if "messages" in row:
+        turns = row["messages"]
+        if [turn["role"] for turn in turns] != ["user", "assistant"]:
+            raise ValueError("messages that are not one of the user and one of the assistant")
+        return {**row, "question": turns[0]["content"], "response": turns[1]["content"]}
+    texts = {
+        "question": "prompt",
+        "response": "completion" if "completion" in row else "chosen",
+        "rejected": "rejected",
+    }
+    return row | {ours: _text(row[theirs]) for ours, theirs in texts.items() if theirs in row}
+
+
+def _text(value: Any) -> Any:
+    """A text, or the only message of a list."""
+    if not isinstance(value, list):
+        return value
+    if len(value) != 1:
+        raise ValueError("several messages where one is learned from")
+    return value[0]["content"]
 
 
 def _problem(row: dict[str, Any], name: str) -> Problem:
