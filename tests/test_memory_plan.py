@@ -24,7 +24,15 @@ from reasonlab.rollout.types import Request, Sampling
 from reasonlab.train.batch import Totals
 from reasonlab.train.learner import Learner, Objective
 from reasonlab.train.loop import start
-from reasonlab.train.memory import Workload, advice, cache_slots, check_room, largest_micro_batch, planned_memory
+from reasonlab.train.memory import (
+    Workload,
+    advice,
+    cache_slots,
+    check_room,
+    described,
+    largest_micro_batch,
+    planned_memory,
+)
 
 
 @pytest.fixture
@@ -79,6 +87,14 @@ def test_the_cache_has_room_for_rollouts_that_go_on() -> None:
         buffer.generate(engine, new, sampling)
     slots = cache_slots(config, Workload(small_model().config, prompt=8))
     assert engine._storage[0].tokens == slots == 64 * 64
+
+
+def test_the_plan_says_what_the_machine_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = on_a_gpu().model_copy(update={"device": "cpu"})
+    peak = planned_memory(config, work()).peak
+    for there, said in ((0.9 * peak, True), (1.1 * peak, False)):
+        monkeypatch.setattr("reasonlab.train.memory.physical_memory", lambda there=there: there)
+        assert ("more than" in described(config, work())) == said
 
 
 def test_a_run_that_cannot_fit_is_refused_with_the_changes_that_help_most(

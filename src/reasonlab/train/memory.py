@@ -6,6 +6,7 @@ The formulas are those of `studies/footprint.py`; here they meet a recipe, a mod
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -141,7 +142,17 @@ def described(config: Config, work: Workload, free: float | None = None) -> str:
     }
     text = "; ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
     room = "" if free is None else f", {_size(free)} are free"
+    if config.device == "cpu" and memory.peak > (there := physical_memory()):
+        room = f", more than the {_size(there)} of this machine"
     return f"memory plan for {work.shape.parameter_count():,} parameters, {_size(memory.peak)} at most{room}: {text}"
+
+
+def physical_memory() -> float:
+    """Bytes of the machine's memory; unlimited where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return math.inf
 
 
 def free_memory(config: Config) -> float | None:
