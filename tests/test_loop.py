@@ -24,6 +24,7 @@ from reasonlab.problems.tiny_world import problem_set
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs import RunReader
+from reasonlab.train.command import resume_run
 from reasonlab.train.loop import Outcome, resume, start
 
 SMALL: dict[str, Any] = {
@@ -250,6 +251,25 @@ def test_finished_run_is_not_resumed(tmp_path: Path) -> None:
     train(tmp_path / "run", iterations=1, evaluate={"every": 0})
     with pytest.raises(UserError, match="already ended"):
         resume(tmp_path / "run", Silent())
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_that_has_ended_can_go_on_for_longer(
+    tmp_path: Path, killed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "run", iterations=2)
+    if killed:  # after the new number was written, before anything else
+        text = (tmp_path / "run" / "config.toml").read_text()
+        (tmp_path / "run" / "config.toml").write_text(text.replace("iterations = 2", "iterations = 4"))
+        assert resume_run(tmp_path / "run") == 0
+    else:
+        assert resume_run(tmp_path / "run", iterations=4) == 0
+    train(tmp_path / "whole", iterations=4)
+    assert _final(tmp_path / "run") == _final(tmp_path / "whole")
+    with pytest.raises(UserError, match="has 4 iterations already"):
+        resume_run(tmp_path / "run", iterations=3)
+    with pytest.raises(UserError, match="already ended"):
+        resume_run(tmp_path / "run", iterations=4)
 
 
 def test_a_nonfinite_step_is_dropped_and_alarmed(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ COMMANDS = {
 
 TRAIN_OPTIONS = ("--out", "--resume", "--minutes", "--dry-run", "--help")  # all others are keys of the recipe
 _RESUMED = "A run continues with the settings it was started with; only --minutes may be given"
+_LENGTHENED = "A run continues with the settings it was started with; only --minutes and --iterations may be given"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,7 +156,9 @@ def _train(words: list[str]) -> int:
     parser = _parser("train", "reasonlab train recipes/smoke.toml --out runs/smoke --seed 1", epilog=keys)
     parser.add_argument("recipe", type=Path, nargs="?", help="a TOML file")
     parser.add_argument("--out", type=Path, help="new directory for the run (default: runs/RECIPE-N)")
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this directory")
+    parser.add_argument(
+        "--resume", type=Path, metavar="RUN", help="continue this run; with --iterations N also one that has ended"
+    )
     parser.add_argument(
         "--minutes", type=float, metavar="M", help="begin no iteration after M minutes; evaluate and save"
     )
@@ -167,11 +170,15 @@ def _train(words: list[str]) -> int:
     if arguments.minutes is not None:
         _check_minutes(arguments.minutes)
     if arguments.resume is not None:
-        others = bool(overrides or arguments.out or arguments.dry_run)
-        check_resumed("train", arguments.recipe, others, _RESUMED)
+        from reasonlab.config import Config, apply_overrides
+
+        # Checked as a recipe's would be; no other key may be given.
+        told = apply_overrides(Config(), overrides)
+        others = told != Config(iterations=told.iterations) or arguments.out or arguments.dry_run
+        check_resumed("train", arguments.recipe, bool(others), _LENGTHENED)
         from reasonlab.train.command import resume_run
 
-        return resume_run(arguments.resume, arguments.minutes)
+        return resume_run(arguments.resume, arguments.minutes, told.iterations if overrides else None)
     from reasonlab.config import Config, apply_overrides, load_recipe, to_toml
 
     if arguments.recipe is None:

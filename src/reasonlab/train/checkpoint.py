@@ -92,15 +92,19 @@ def optimizer_tensors(learner: Learner) -> dict[str, torch.Tensor]:
 def newest_checkpoint(run: Path) -> Path | None:
     """The checkpoint with the most iterations. Half-written ones have hidden names and do not count.
 
-    That may be `final`: a run that stopped at its time limit can go on from there.
+    That may be `final`: a run that stopped at its time limit, or is to be longer, can go on from there.
     """
     found = sorted((run / "checkpoints").glob("step-*"))
     final = run / "checkpoints" / FINAL
-    if (state := final / "trainer" / STATE).is_file():
-        name = checkpoint_name(json.loads(state.read_text())["iteration"])
+    if (final / "trainer" / STATE).is_file():
+        name = checkpoint_name(iterations_done(final))
         if not found or name >= found[-1].name:
             return final
     return found[-1] if found else None
+
+
+def iterations_done(checkpoint: Path) -> int:
+    return int(json.loads((checkpoint / "trainer" / STATE).read_text())["iteration"])
 
 
 def prune(run: Path, keep: int) -> None:

@@ -49,6 +49,7 @@ from reasonlab.train.checkpoint import (
     FINAL,
     TrainState,
     checkpoint_name,
+    iterations_done,
     load_checkpoint,
     newest_checkpoint,
     prune,
@@ -438,11 +439,14 @@ def start(config: Config, out: Path, argv: Sequence[str], observer: Observer) ->
 
 def resume(run: Path, observer: Observer) -> Trainer:
     """The run in `run`, continued from its newest checkpoint (or from the base model if it has none yet)."""
-    status = read_run(run)["status"]
-    if status not in ("running", "interrupted", "failed", TIME_LIMIT):
-        raise UserError(f"the run in {run} has already ended ({status})", "Start another with --out")
-    checkpoint = newest_checkpoint(run)
-    trainer = Trainer(load_recipe(run / "config.toml"), observer, checkpoint)
+    status, config, checkpoint = read_run(run)["status"], load_recipe(run / "config.toml"), newest_checkpoint(run)
+    longer = checkpoint is not None and iterations_done(checkpoint) < config.iterations  # than when it ended
+    if status not in ("running", "interrupted", "failed", TIME_LIMIT) and not longer:
+        raise UserError(
+            f"the run in {run} has already ended ({status})",
+            f"Start another with --out, or let it go on with --iterations and more than {config.iterations}",
+        )
+    trainer = Trainer(config, observer, checkpoint)
     trainer.record = RunRecord.resume(run)
     trainer.record.event("resume", trainer.state.iteration)
     observer.note(
