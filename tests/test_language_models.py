@@ -24,7 +24,7 @@ from reasonlab.config import validate
 from reasonlab.errors import UserError
 from reasonlab.figures.dynamics import read_dynamics
 from reasonlab.model.checkpoint import load_model
-from reasonlab.model.lora import load_adapter, merged_parameters
+from reasonlab.model.lora import adapter_base, load_adapter, merged_parameters
 from reasonlab.model.text_format import open_format
 from reasonlab.model.tokenizer import ChatTokenizer
 from reasonlab.problems.problem import Problem
@@ -143,6 +143,7 @@ def test_adapters_are_trained_alone_and_resumed_to_the_same_bytes(
     load_adapter(adapted, tmp_path / "whole/checkpoints/final/adapter")
     for name, weight in merged_parameters(adapted):
         assert torch.equal(weight, after[name]), name
+    assert adapter_base(tmp_path / "whole/checkpoints/final/adapter") == str(taught.resolve())
     trainer = start(validate(recipe, "test"), tmp_path / "cut", ["test"], Silent())
     assert sum(p.numel() for p in trainer.learner.parameters) == trained_parameters(trainer.config, adapted.config)
     trainer._iteration(1)
@@ -294,8 +295,10 @@ def test_a_gguf_file_is_a_model_to_train(
 
     save_model(model, tmp_path / "original")
     write_gguf(tmp_path / "small.gguf", model, gguf_tensors(model, tmp_path / "original"), quantised=False)
-    raw = {**recipe, "model": {"path": str(tmp_path / "small.gguf")}, "iterations": 1, "evaluate": {"every": 0}}
-    reader, _ = trained(raw, tmp_path / "run")
+    raw = {**recipe, "model": {"path": str(tmp_path / "small.gguf"), "lora_rank": 2}, "iterations": 1}
+    reader, _ = trained({**raw, "evaluate": {"every": 0}}, tmp_path / "run")
+    named = adapter_base(tmp_path / "run/checkpoints/final/adapter")
+    assert named == str(tmp_path / "small.gguf"), "not what it was converted to"
     assert len(reader.rollouts(1)) == 12
     assert (tmp_path / "run/checkpoints/final/tokenizer.json").is_file()
 

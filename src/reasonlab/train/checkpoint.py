@@ -44,9 +44,9 @@ def checkpoint_name(iteration: int) -> str:
 
 
 def save_checkpoint(
-    run: Path, name: str, learner: Learner, state: TrainState, source: dict[str, Any], tokenizer_from: Path
+    run: Path, name: str, learner: Learner, state: TrainState, source: dict[str, Any], tokenizer_from: Path, base: str
 ) -> Path:
-    """Write `checkpoints/name`, then point `checkpoints/latest` at it."""
+    """Write `checkpoints/name`, then point `checkpoints/latest` at it. `base` is the model as the recipe names it."""
     folder = run / "checkpoints"
     temporary, final = folder / f".{name}.{os.getpid()}.tmp", folder / name
     with explained(final):
@@ -55,7 +55,8 @@ def save_checkpoint(
             save_model(learner.model, temporary, tokenizer_from)
             if has_lora(learner.model):
                 (temporary / ADAPTER).mkdir()
-                save_adapter(learner.model, temporary / ADAPTER, str(tokenizer_from))
+                file = Path(base).expanduser()
+                save_adapter(learner.model, temporary / ADAPTER, str(file.resolve()) if file.exists() else base)
             save_file(optimizer_tensors(learner), temporary / "trainer" / OPTIMIZER)
             (temporary / "trainer" / STATE).write_text(json.dumps(asdict(state), indent=2) + "\n")
             (temporary / "trainer" / SOURCE).write_text(json.dumps(source) + "\n")

@@ -417,7 +417,8 @@ class Trainer:
         self._finish_writing()
         if self.method.resets_optimizer:
             self.learner.reset_optimizer()  # the next iteration would anyway: do not write moments nobody reads
-        save_checkpoint(self.record.directory, name, self.learner, self.state, self.source.state(), self.base)
+        source, named = self.source.state(), self.config.model.path
+        save_checkpoint(self.record.directory, name, self.learner, self.state, source, self.base, named)
         self.record.event("checkpoint", self.state.iteration, name=name)
         self.record.sync()
 
