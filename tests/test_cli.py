@@ -64,7 +64,8 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
         (["train", SMOKE, "--minutes", "0"], "leaves no time"),
         (["train", SMOKE, "--resume", "x"], "train takes a recipe or --resume RUN, not both"),
         (["train", "--resume", "x", "--learner.lr", "1"], "--resume takes no other options"),
-        (["train", "--resume", "x", "--iterations", "90", "--seed", "3"], "--resume takes no other options"),
+        (["train", "--resume", "x", "--seed", "0"], "--resume takes no other options"),  # also not the default
+        (["train", "--resume", "x", "--iterations=90", "--seed", "3"], "--resume takes no other options"),
         (["train", "--iterations", "3"], "train needs a recipe"),
         (["train", "--lerner.lr", SMOKE], "Perhaps you meant 'learner.lr'"),
         (["train", "--dry-rn", SMOKE], "Perhaps you meant --dry-run"),

@@ -172,13 +172,12 @@ def _train(words: list[str]) -> int:
     if arguments.resume is not None:
         from reasonlab.config import Config, apply_overrides
 
-        # Checked as a recipe's would be; no other key may be given.
-        told = apply_overrides(Config(), overrides)
-        others = told != Config(iterations=told.iterations) or arguments.out or arguments.dry_run
+        others = {*given_options(overrides)} - {"--iterations"} or arguments.out or arguments.dry_run
         check_resumed("train", arguments.recipe, bool(others), _LENGTHENED)
+        iterations = apply_overrides(Config(), overrides).iterations if overrides else None
         from reasonlab.train.command import resume_run
 
-        return resume_run(arguments.resume, arguments.minutes, told.iterations if overrides else None)
+        return resume_run(arguments.resume, arguments.minutes, iterations)
     from reasonlab.config import Config, apply_overrides, load_recipe, to_toml
 
     if arguments.recipe is None:

@@ -6,12 +6,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from reasonlab.config import Config, load_recipe, to_toml
-from reasonlab.errors import UserError
+from reasonlab.config import Config, load_recipe
 from reasonlab.runs import RunReader
-from reasonlab.runs.files import write_aside
 from reasonlab.terminal import make_observer
-from reasonlab.train.checkpoint import iterations_done, newest_checkpoint
 from reasonlab.train.loop import TIME_LIMIT, Outcome, Trainer, resume, start
 
 
@@ -28,15 +25,9 @@ def resume_run(run: Path, minutes: float | None = None, iterations: int | None =
     """`iterations`: as many as the run is to have now, in place of those it was started with."""
     deadline = deadline_in(minutes)
     RunReader(run).run  # noqa: B018  a clear error if there is no run, before the view opens
-    config = load_recipe(run / "config.toml")
-    if iterations is not None:
-        checkpoint = newest_checkpoint(run)
-        if checkpoint is not None and iterations < (done := iterations_done(checkpoint)):
-            raise UserError(f"the run in {run} has {done} iterations already", f"Give --iterations {done} or more")
-        config = config.model_copy(update={"iterations": iterations})
-        write_aside(run / "config.toml", to_toml(config).encode())
-    with make_observer(config.iterations, run.name) as observer:
-        trainer = resume(run, observer)
+    total = iterations or load_recipe(run / "config.toml").iterations
+    with make_observer(total, run.name) as observer:
+        trainer = resume(run, observer, iterations)
         outcome = run_guarded(trainer, deadline)
     return report(run, outcome)
 

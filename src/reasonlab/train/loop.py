@@ -42,6 +42,7 @@ from reasonlab.problems.problem import Problem
 from reasonlab.rollout.engine import Engine
 from reasonlab.rollout.types import Sampling
 from reasonlab.runs import RunRecord
+from reasonlab.runs.files import write_aside
 from reasonlab.runs.record import read_run
 from reasonlab.train.batch import Example, TokenBatch, Totals
 from reasonlab.train.checkpoint import (
@@ -438,16 +439,25 @@ def start(config: Config, out: Path, argv: Sequence[str], observer: Observer) ->
     return trainer
 
 
-def resume(run: Path, observer: Observer) -> Trainer:
-    """The run in `run`, continued from its newest checkpoint (or from the base model if it has none yet)."""
+def resume(run: Path, observer: Observer, iterations: int | None = None) -> Trainer:
+    """The run in `run`, continued from its newest checkpoint (or from the base model if it has none yet).
+
+    `iterations` takes the place of those it was started with, so that one that has ended can go on.
+    """
     status, config, checkpoint = read_run(run)["status"], load_recipe(run / "config.toml"), newest_checkpoint(run)
-    longer = checkpoint is not None and iterations_done(checkpoint) < config.iterations  # than when it ended
-    if status not in ("running", "interrupted", "failed", TIME_LIMIT) and not longer:
+    done = 0 if checkpoint is None else iterations_done(checkpoint)
+    if iterations is not None:
+        if iterations < done:
+            raise UserError(f"the run in {run} has {done} iterations already", f"Give --iterations {done} or more")
+        config = config.model_copy(update={"iterations": iterations})
+    if status not in ("running", "interrupted", "failed", TIME_LIMIT) and done >= config.iterations:
         raise UserError(
             f"the run in {run} has already ended ({status})",
-            f"Start another with --out, or let it go on with --iterations and more than {config.iterations}",
+            f"Start another with --out, or let it go on with --iterations and more than {done}",
         )
     trainer = Trainer(config, observer, checkpoint)
+    if iterations is not None:
+        write_aside(run / "config.toml", to_toml(config).encode())
     trainer.record = RunRecord.resume(run)
     trainer.record.event("resume", trainer.state.iteration)
     observer.note(
