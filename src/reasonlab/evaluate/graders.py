@@ -50,7 +50,7 @@ def grader_for(extraction: str, verifier: str) -> Grader:
         return Grade("correct" if right else "wrong", found.answer, f"exact {problem.family}")
 
     def by_mathematics(problem: Problem, text: str) -> Grade:
-        return grade_text(text, problem.answer, policy)
+        return grade_text(text, problem.answer, policy, question=problem.question)
 
     return by_family if verifier == FAMILY else by_mathematics
 
@@ -58,7 +58,9 @@ def grader_for(extraction: str, verifier: str) -> Grader:
 def _tiny_answer(problem: Problem, text: str) -> Grade:
     """A tiny model's answer to a question from elsewhere."""
     answer = extract_answer(text)
-    return Grade("wrong", None, "no answer") if answer is None else grade_answer(answer, problem.answer)
+    if answer is None:
+        return Grade("wrong", None, "no answer")
+    return grade_answer(answer, problem.answer, question=problem.question)
 
 
 def grade_response(problem: Problem, text: str) -> Grade:

@@ -97,7 +97,9 @@ def _grade(row: dict[str, Any], policy: Policy | None) -> Grade:
         return Grade("error", None, "the row has no text `gold`")
     if kind not in ("text", "answer"):
         return Grade("error", None, f"kind {kind!r} is neither text nor answer")
-    return grade_text(prediction, gold, policy or _policy_of_benchmark(row.get("benchmark")), kind)
+    question = row.get("question")
+    policy = policy or _policy_of_benchmark(row.get("benchmark"))
+    return grade_text(prediction, gold, policy, kind, question=question if isinstance(question, str) else None)
 
 
 def _grade_all(

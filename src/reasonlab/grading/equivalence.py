@@ -31,6 +31,9 @@ from reasonlab.grading.values import (
 
 Decision = tuple[bool | None, str]
 
+# Rules that have seen the gold answer's own form, not only its worth.
+AS_WRITTEN = ("same string", "integer", "normalised string", "choice letter")
+
 ENOUGH_DIGITS = 6  # of a decimal that stands for an irrational number
 _INTEGER = re.compile(r"[+-]?\d{1,400}")
 _CHOICE = re.compile(

@@ -441,7 +441,8 @@ class Parser:
 
 
 def _mixed(whole: Node, part: Node) -> Node:
-    return ("add", whole, negate(part) if whole[1] < 0 else part)
+    value = part[1] if part[0] == "num" else part[1][1] / part[2][1]
+    return ("num", whole[1] - value if whole[1] < 0 else whole[1] + value, -1)
 
 
 def _whole(node: Node) -> bool:

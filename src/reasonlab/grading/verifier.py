@@ -8,7 +8,8 @@ import time
 from functools import lru_cache
 from typing import Literal
 
-from reasonlab.grading.equivalence import decide
+from reasonlab.grading import finished
+from reasonlab.grading.equivalence import AS_WRITTEN, decide
 from reasonlab.grading.extract import Policy, boxed, extract
 from reasonlab.grading.grade import Grade, Verdict
 from reasonlab.grading.normalise import LONGEST, normalise
@@ -31,18 +32,25 @@ def grade_text(
     kind: Kind = "text",
     tolerance: float = 0.0,
     pool: Pool | None = None,
+    question: str | None = None,
 ) -> Grade:
-    """Grade a model's response, or with `kind="answer"` a bare answer. `tolerance` is relative; 0 compares exactly."""
+    """Grade a model's response, or with `kind="answer"` a bare answer. `tolerance` is relative; 0 compares exactly.
+
+    With the question an answer must also be worked out (`finished.py`); without it, being worth the gold is enough.
+    """
     started = time.perf_counter()
-    quick = grade_quickly(text, gold, policy, kind, tolerance)
+    quick = grade_quickly(text, gold, policy, kind, tolerance, question)
     if isinstance(quick, Grade):
         return _timed(quick, started)
-    return _timed(_ask(*quick, pool or shared_pool()), started)
+    answer, wanted = quick
+    return _timed(_finished(_ask(answer, wanted, pool or shared_pool()), wanted, question), started)
 
 
-def grade_answer(answer: str, gold: str, tolerance: float = 0.0, pool: Pool | None = None) -> Grade:
+def grade_answer(
+    answer: str, gold: str, tolerance: float = 0.0, pool: Pool | None = None, question: str | None = None
+) -> Grade:
     """Grade a bare answer, perhaps in a box."""
-    return grade_text(answer, gold, kind="answer", tolerance=tolerance, pool=pool)
+    return grade_text(answer, gold, kind="answer", tolerance=tolerance, pool=pool, question=question)
 
 
 async def grade_text_async(
@@ -53,7 +61,12 @@ async def grade_text_async(
 
 
 def grade_quickly(
-    text: str, gold: str, policy: Policy | str = Policy.EXPLICIT, kind: Kind = "text", tolerance: float = 0.0
+    text: str,
+    gold: str,
+    policy: Policy | str = Policy.EXPLICIT,
+    kind: Kind = "text",
+    tolerance: float = 0.0,
+    question: str | None = None,
 ) -> Grade | tuple[str, str]:
     """The grade where exact rules settle it, else the pair to ask math-verify about. Starts no process."""
     wanted = gold_answer(gold)
@@ -71,13 +84,24 @@ def grade_quickly(
         return Grade("correct" if same else "wrong", answer, "same string" if same else "beyond the size limits")
     try:
         equal, rule = decide(answer, wanted, tolerance)
+        if equal is not None:
+            return _finished(Grade("correct" if equal else "wrong", answer, rule), wanted, question)
+        if question is not None and finished.leaves_work(normalise(answer), normalise(wanted)):
+            return Grade("wrong", answer, finished.RULE)
     except Exception as error:  # our own failure must be visible, not a wrong answer
         return Grade("error", answer, f"{type(error).__name__}: {error}"[:200])
-    if equal is not None:
-        return Grade("correct" if equal else "wrong", answer, rule)
     if _excessive(answer) or len(answer) > max(LONGEST_ASKED, 2 * len(wanted)):
         return Grade("wrong", answer, "beyond the size limits")
     return answer, wanted
+
+
+def _finished(grade: Grade, gold: str, question: str | None) -> Grade:
+    """The grade, unless the answer is only worth the gold answer and still has to be computed."""
+    if question is None or grade.verdict != "correct" or grade.rule in AS_WRITTEN or grade.extracted is None:
+        return grade
+    if finished.worked_out(grade.extracted, gold, question):
+        return grade
+    return Grade("wrong", grade.extracted, finished.RULE)
 
 
 def bare_answer(text: str) -> str:

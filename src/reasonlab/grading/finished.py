@@ -1,0 +1,189 @@
+"""Whether an answer is worked out, or only says what would have to be computed.
+
+`36 + 54` is worth 90 and `\\sin 30^\\circ` is worth 1/2, so a comparison by value accepts both, and a model that is
+rewarded by such a comparison learns to copy the question into the box (docs/lab-notes.md, §17). What the gold answer
+has worked out, an answer has to work out as well: sums, products, quotients and powers of numbers, functions of
+numbers, integrals and the like are open work unless the gold answer has such a thing itself. Names that the gold
+answer does not need, a tree several times as large as its own, and a formula of the question are open work too.
+
+What is a matter of taste stays accepted: fractions that are not in lowest terms, decimals, mixed numbers, scientific
+notation, roots that could be simplified, factors that could be multiplied out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+
+from reasonlab.grading import numeric
+from reasonlab.grading.expression import UNEVALUATED, Node, UnreadableError, symbols
+from reasonlab.grading.normalise import normalise
+from reasonlab.grading.values import (
+    Bag,
+    Chain,
+    Joined,
+    Matrix,
+    Ratio,
+    Row,
+    Scalar,
+    Value,
+    is_name,
+    readings,
+)
+
+RULE = "not worked out"
+
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_TO_DO = re.compile(r"\\(?:i*int|sum|prod|lim|det|b?mod)(?![a-zA-Z])|\\frac\{\s*d\s*\}\{\s*d|\\begin")
+_CLOSED = frozenset(["exp", "sqrt", "cbrt"])  # functions that are another way to write a power
+_UNIT = ("sym", "ⅈ")
+_LARGER = 2  # times the gold answer's tree, and as many parts on top of it
+
+
+def leaves_work(answer: str, gold: str) -> bool:
+    """Whether an answer has more integrals, sums, limits or matrices in it than the gold answer: seen without a parser.
+
+    One matrix is not too many (a column may stand for a point), nor is the remainder of a congruence.
+    """
+    ours, theirs = (
+        Counter(name for name in _TO_DO.findall(text) if "mod" not in name or r"\equiv" not in text)
+        for text in (answer, gold)
+    )
+    theirs[r"\begin"] = max(theirs[r"\begin"], 1)
+    return bool(ours - theirs)
+
+
+def worked_out(answer: str, gold: str, question: str) -> bool:
+    """Whether an answer that is worth the gold answer is also as far worked out."""
+    ours, theirs = normalise(answer), normalise(gold)
+    if leaves_work(ours, theirs):
+        return False
+    mine, wanted = readings(ours)[0], readings(theirs)[0]
+    if mine == wanted:
+        return True
+    nodes, gold_nodes = list(_nodes(mine)), list(_nodes(wanted))
+    if mine in _formulas(question) and not _offered(nodes, gold_nodes):
+        return False
+    if not nodes or not gold_nodes:
+        return True
+    try:
+        if all(map(_plain, gold_nodes)):
+            return all(map(_plain, nodes))
+        to_do = set().union(*map(_open_work, nodes)) - set().union(*map(_open_work, gold_nodes))
+    except UnreadableError:  # larger than anything we compute
+        return True
+    names = set().union(*map(symbols, nodes)) - set().union(*map(symbols, gold_nodes))
+    larger = sum(map(_size, nodes)) > _LARGER * (sum(map(_size, gold_nodes)) + 1)
+    return not (to_do or names or larger)
+
+
+@lru_cache(maxsize=4096)
+def _formulas(question: str) -> frozenset[Value]:
+    found = ("".join(groups) for groups in _FORMULA.findall(question))
+    return frozenset(readings(normalise(formula))[0] for formula in found)
+
+
+def _nodes(value: Value) -> Iterator[Node]:
+    """The trees of an answer: of `x = 2 + 3` its end, of `1 < x < 3` its bounds, of a list all its items."""
+    if isinstance(value, Scalar):
+        yield value.node
+        return
+    items: tuple[Value, ...] = ()
+    if isinstance(value, Chain):
+        equal = set(value.relations) <= {"=", "≈", "∈"}
+        named = is_name(value.items[0]) or not any(symbols(node) for item in value.items for node in _nodes(item))
+        items = value.items[-1:] if equal and named else tuple(item for item in value.items if not is_name(item))
+    elif isinstance(value, Matrix):
+        items = tuple(item for row in value.rows for item in row)
+    elif isinstance(value, Row | Bag | Joined | Ratio):
+        items = value.items
+    for item in items:
+        yield from _nodes(item)
+
+
+def _offered(nodes: list[Node], gold_nodes: list[Node]) -> bool:
+    """Whether an answer may be one of those that the question offers: names or numbers, of the gold answer's kind."""
+    kinds, gold_kinds = ([(node[1] if node[0] == "neg" else node)[0] for node in side] for side in (nodes, gold_nodes))
+    return bool(kinds) and kinds == gold_kinds and all(_irreducible(node) for node in nodes)
+
+
+def _irreducible(node: Node) -> bool:
+    inner = node[1] if node[0] == "neg" else node
+    if inner[0] == "div" and inner[1][0] == inner[2][0] == "num" and inner[2][1]:
+        return bool((inner[1][1] / inner[2][1]).denominator == abs(inner[2][1]))
+    return inner[0] in ("num", "sym")
+
+
+def _plain(node: Node) -> bool:
+    """A number as one writes it down: 90, -1/2, 0.5, 8.7 × 10^5, 6 + 9i."""
+    if node[0] == "add" and len(node) == 3:
+        real, imaginary = node[1:] if _imaginary(node[2]) else node[:0:-1]
+        return _imaginary(imaginary) and not _imaginary(real) and _plain(real)
+    return _imaginary(node) or _real(node)
+
+
+def _imaginary(node: Node) -> bool:
+    inner = node[1] if node[0] == "neg" else node
+    return inner == _UNIT or bool(inner[0] == "mul" and inner[2] == _UNIT and _real(inner[1]))
+
+
+def _real(node: Node) -> bool:
+    inner = node[1] if node[0] == "neg" else node
+    if inner[0] == "div":
+        whole = inner[1][0] in ("num", "neg") and inner[2][0] in ("num", "neg")
+        return bool(whole and _real(inner[1]) and _real(inner[2]) and _fraction(inner))
+    return inner[0] in ("num", "inf") or _scientific(inner)
+
+
+def _fraction(node: Node) -> bool:
+    """Whether a division of numbers is one that a fraction stands for, not 80 / -8."""
+    value = numeric.exact(node)
+    return value is None or value.denominator != 1
+
+
+def _size(node: Node) -> int:
+    """Numbers, names and functions of a tree."""
+    return (node[0] in ("num", "sym", "fn")) + sum(_size(part) for part in node if isinstance(part, tuple))
+
+
+def _open_work(node: Node) -> set[str]:
+    """The kinds of work with numbers that a tree leaves to its reader."""
+    if _plain(node):
+        return set()
+    found: set[str] = set().union(*(_open_work(part) for part in node if isinstance(part, tuple)))
+    kind = node[0]
+    if kind == "add" and _numbers_among(_flat(node, "add")) > 1:
+        found.add("sum")
+    elif kind == "mul" and _numbers_among(_flat(node, "mul")) > 1:
+        found.add("product")
+    elif kind == "div" and not _fraction(node):
+        found.add("quotient")
+    elif kind == "pow" and node[1][0] != "sym" and numeric.exact(node) is not None:
+        found.add("power")
+    elif kind == "fn" and node[1] in UNEVALUATED:
+        found.add(node[1])
+    elif kind == "fn" and node[1] not in _CLOSED and not symbols(node):
+        found.add("function")
+    return found
+
+
+def _flat(node: Node, kind: str) -> Iterator[Node]:
+    for part in node[1:]:
+        inner = part[1] if part[0] == "neg" else part
+        if inner[0] == kind:
+            yield from _flat(inner, kind)
+        else:
+            yield inner
+
+
+def _numbers_among(parts: Iterator[Node]) -> int:
+    return sum(numeric.exact(part) is not None for part in parts)
+
+
+def _scientific(node: Node) -> bool:
+    """8.7 × 10^5, or 10^5 alone."""
+    if node[0] == "mul" and node[1][0] == "num":
+        return _scientific(node[2])
+    return bool(node[0] == "pow" and node[1][:2] == ("num", 10) and _real(node[2]))

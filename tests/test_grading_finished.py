@@ -1,0 +1,131 @@
+"""Answers that are worth the gold answer and still have to be computed are not right, where the question is known."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reasonlab.evaluate.graders import grader_for
+from reasonlab.grading.command import grade_row
+from reasonlab.grading.finished import RULE, leaves_work
+from reasonlab.grading.verifier import grade_answer, grade_quickly
+from reasonlab.problems.problem import Problem
+
+# (answer, gold): all of these pass every comparison by value.
+OPEN = [
+    ("36 + 54", "90"), ("6+6+4+4", "20"), (r"35 \times 6", "210"), (r"9 \cdot \frac{8}{9}", "8"),
+    ("2 \\times 1", "2"), (r"\frac{80}{-8}", "-10"), (r"\frac{4 - (6 - 4)}{2} + 6", "7"), ("4^2", "16"),
+    (r"\sqrt{3600}", "60"), (r"\frac{\sqrt{4}}{4}", r"\frac{1}{2}"), ("513^2 - 487^2", "26000"), (r"\log_2 64", "6"),
+    (r"\binom{31}{28}", "4495"), ("5!", "120"), (r"|(1 - i)^8|", "16"),
+    (r"\arcsin\left(-\frac{1}{2}\right)", r"-\frac{\pi}{6}"), (r"\log_8(4)", "2/3"),
+    (r"\sin 20^\circ \sin 40^\circ \sin 60^\circ \sin 80^\circ", r"\frac{3}{16}"), ("(-2 - i)(i - 2)", "5"),
+    (r"\tan 100^\circ + 4 \sin 100^\circ", r"-\sqrt{3}"), (r"2 \sqrt{3} + 1 + 2", r"3+2\sqrt{3}"),
+    ("(1+2i)6-3i", "6+9i"), ("(u+4)(u-1) - (u-3)(u+6)", "14"), ("15x + 1 - 81", "15x - 80"),
+    ("(-k + 4) + (-2 + 3k)", "2k+2"), (r"\frac{(10r^3 s)(4r^6)}{8r^4 s}", "5r^5"),
+    (r"\frac{\sec x}{\sin x} - \frac{\sin x}{\cos x}", r"\cot x"),
+    (r"0.\overline{7}-0.\overline{4}+0.\overline{2}", r"\frac 59"), (r"\log_8(4)", r"\log_8(4)=\frac{2}{3}"),
+    ("x = 2 + 3", "5"), ("(1+1, 3)", "(2,3)"), (r"\frac{21}{2^2 \cdot 5^7}", ".0000672"), (r"1^{470846046}", "1"),
+    (r"0.75x^{3/4 - 1}", r"\frac{3}{4} x^{-1/4}"), (r"\frac{\frac{1}{2}}{3}", r"\frac16"), ("2, 1+2", "2, 3"),
+    ("3i - 7i", "-4i"), (r"\sqrt{-9}", "3i"), ("3 + 3i - 1", "2+3i"),
+]  # fmt: skip
+
+# Another dress of a worked-out answer stays right.
+CLOSED = [
+    ("90.0", "90"), (r"\frac{36}{27}", r"\frac{4}{3}"), ("0.75", r"\frac34"), (r"\frac{1}{4}", "0.25"),
+    ("-1.5", r"-\frac32"), ("4/3", r"1 \frac{1}{3}"), ("2 1/2", "2.5"), (r"-2\frac34", "-2.75"),
+    (r"8.7 \times 10^5", "870000"), ("10^3", "1000"), ("6.02e23", r"6.02\times 10^{23}"), (r"10^{-3}", "0.001"),
+    (r"0.\overline{3}", "1/3"), (r"50\%", "0.5"), (r"\$12.00", "12"), (r"\sqrt{12}", r"2\sqrt{3}"),
+    (r"\frac{10}{\sqrt5}", r"2\sqrt5"), (r"\frac{1}{\sqrt2}", r"\frac{\sqrt{2}}{2}"), ("3^4/4", r"\frac{3^{4}}{4}"),
+    ("(3^2)^3", "3^6"), (r"2^{10} - 1", r"2^{10}-1"), (r"\ln 4", r"2\ln 2"), (r"-\log_5 2", r"-\frac{\ln 2}{\ln 5}"),
+    ("(p+7)^2", "p^2+14p+49"), ("p^2+14p+49", "(p+7)^2"), ("4 + x", "x+4"), (r"\frac{\sin x}{\cos x}", r"\tan x"),
+    ("x = 5", "5"), ("8 + 24 = 32", "32"), ("1 < x < 3", "(1,3)"), (r"x \le 1", r"(-\infty, 1]"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)"), (r"3 \pm \sqrt2", r"3+\sqrt2, 3-\sqrt2"),
+    ("6, -6", r"x=-6 \text{ or } x=6"), (r"\frac{\sqrt3}{3} \approx 0.577", r"\frac{\sqrt3}{3}"), ("500 cm", "5 m"),
+    ("1,234", "1234"), (r"60^\circ", "60"), ("6:4", "3:2"), (r"\binom{n}{2}", r"\frac{n!}{2!(n-2)!}"),
+    ("e^2", r"\exp(2)"), (r"\exp(2)", "e^2"), ("3i", r"\sqrt{-9}"), ("9i + 6", "6+9i"), ("-i", r"-1 \cdot i"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "gold"), OPEN)
+def test_what_has_to_be_computed_is_right_by_worth_alone(answer: str, gold: str) -> None:
+    assert grade_answer(answer, gold).verdict == "correct"
+    grade = grade_answer(answer, gold, question="How much is it?")
+    assert (grade.verdict, grade.rule) == ("wrong", RULE)
+
+
+@pytest.mark.parametrize(("answer", "gold"), CLOSED)
+def test_a_worked_out_answer_in_another_dress_stays_right(answer: str, gold: str) -> None:
+    assert grade_answer(answer, gold, question="How much is it?").verdict == "correct"
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "gold"),
+    [
+        (r"Find the product: $(7 a+7 b)(7 a-7 b)$", "(7a + 7b)(7a - 7b)", "49 a^{2}-49 b^{2}"),
+        (r"Simplify: $\sqrt{72}$.", r"\sqrt{72}", r"6 \sqrt{2}"),
+        (r"Write $8.7 \times 10^{5}$ without exponents.", r"8.7 \times 10^5", "870000"),
+        (r"Simplify \(\frac{36}{27}\)", r"\frac{36}{27}", r"\frac{4}{3}"),
+        (r"Write as one logarithm: $$\log _{5}(x)-3$$", r"\log_5(x) - 3", r"\log _{5}\left(\frac{x}{125}\right)"),
+    ],
+)
+def test_a_formula_of_the_question_is_no_answer_to_it(question: str, answer: str, gold: str) -> None:
+    assert grade_answer(answer, gold, question="Something else.").verdict == "correct"
+    assert grade_answer(answer, gold, question=question).rule == RULE
+
+
+def test_a_number_of_the_question_may_be_the_answer() -> None:
+    question = r"Which is larger, $0.5$ or $0.25$, and which letter is it, $x$ or $y$? Is $x=4$ or \(3/4\)?"
+    assert grade_answer("x = 4", "4", question=question).verdict == "correct"
+    assert grade_answer("3/4", r"\frac{3}{4}", question=question).verdict == "correct"
+    assert grade_answer("0.5", "0.50", question=question).verdict == "correct"
+    assert grade_answer("0.5", r"\frac{1}{2}", question="Write $0.5$ as a fraction.").rule == RULE
+    assert grade_answer(r"\frac{57}{160}", ".35625", question=r"Write $\frac{57}{160}$ as a decimal.").rule == RULE
+    assert grade_answer("x", "x", question=question).verdict == "correct"
+
+
+def test_the_gold_answer_as_it_is_written_is_right_whatever_it_leaves_open() -> None:
+    gold = r"\frac{36}{27} + 5^2"
+    assert grade_answer(gold, gold, question=rf"What is ${gold}$?").verdict == "correct"
+    assert grade_answer(gold.replace(" ", ""), gold, question=rf"What is ${gold}$?").verdict == "correct"
+
+
+def test_open_integrals_and_sums_are_wrong_without_asking_anybody() -> None:
+    """math-verify takes too long for some of them, and a timeout is not trained as wrong."""
+    for answer, gold in (
+        (r"\int_{-\infty}^{\infty} e^{-x^2} \, dx", r"\sqrt{\pi}"),
+        (r"\sum_{n = 1}^\infty \frac{F_{n + 1}}{F_n F_{n + 2}}", "2"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix} + \begin{pmatrix}1\\5\end{pmatrix}", r"\begin{pmatrix}2\\7\end{pmatrix}"),
+    ):
+        grade = grade_quickly(answer, gold, kind="answer", question="Compute it.")
+        assert not isinstance(grade, tuple)
+        assert (grade.verdict, grade.rule) == ("wrong", RULE)
+    assert not leaves_work(r"\sum_{k=0}^{n} b_k a_k", r"\sum_{k=0}^{n} a_k b_k")
+    assert leaves_work(r"54 \mod 6", "0")
+    assert not leaves_work(r"x \equiv 3 \mod 7", "3")
+
+
+def test_training_and_evaluation_want_answers_worked_out() -> None:
+    problem = Problem("p", "Janet has 36 + 54 eggs. How many?", "90", "gsm8k", 1)
+    for extraction in ("boxed", "explicit", "tiny"):
+        grader = grader_for(extraction, "mathematics")
+        mark = "Answer: {}" if extraction == "tiny" else r"\boxed{{{}}}"
+        assert grader(problem, mark.format("36 + 54")).rule == RULE
+        assert grader(problem, mark.format("90")).verdict == "correct"
+
+
+def test_the_grade_command_reads_a_question() -> None:
+    row = {"prediction": r"\boxed{36 + 54}", "gold": "90"}
+    assert grade_row(row)["verdict"] == "correct"
+    assert grade_row({**row, "question": "How many?"})["verdict"] == "wrong"
+
+
+@given(st.integers(-999, 999), st.integers(1, 99), st.integers(-99, 99).filter(bool))
+def test_a_number_is_right_as_a_number_and_not_as_a_sum_or_product(value: int, denominator: int, other: int) -> None:
+    gold = str(Fraction(value, denominator))
+    fraction = rf"\frac{{{value}}}{{{denominator}}}"
+    assert (grade_answer(fraction, gold, question="").verdict == "correct") == (value % denominator != 0)
+    assert grade_answer(f"{value - other} + {other}", str(value), question="").rule == RULE
+    assert grade_answer(rf"{other} \cdot {value}", str(other * value), question="").rule == RULE
