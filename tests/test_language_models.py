@@ -410,15 +410,17 @@ def test_what_is_imitated_is_graded_and_nothing_is_said_without_a_gold(tmp_path:
         {"id": "right", "question": "What is 2+2?", "response": "The answer is \\boxed{4}.", "answer": 4},
         {"id": "zero", "question": "What is 2-2?", "response": "The answer is \\boxed{5}.", "answer": 0},
         {"id": "open", "question": "What is it?", "response": "The answer is \\boxed{6}."},
+        {"id": "same", "question": "What is 2+3?", "response": "The answer is \\boxed{2+3}.", "answer": 5},
     ]
     sft = {"type": "sft", "data": rows_file(tmp_path / "rows.jsonl", rows)}
-    short = {**recipe, "iterations": 1, "evaluate": {"every": 0}}
+    short = {**recipe, "iterations": 1, "evaluate": {"every": 0}, "rollout": {**recipe["rollout"], "prompts": 4}}
     reader, _ = trained({**short, "method": sft}, tmp_path / "sft")
     verdicts = {row["problem"]: row["verdict"] for row in reader.rollouts(1)}
-    assert verdicts == {"right": "correct", "zero": "wrong", "open": "error"}
+    assert verdicts == {"right": "correct", "zero": "wrong", "open": "error", "same": "wrong"}
+    assert [row["rule"] for row in reader.rollouts(1) if row["problem"] == "same"] == ["not worked out"]
     line = reader.metrics()[0]
-    assert (line["train/accuracy"], line["train/ungraded"]) == (0.5, 1)
-    one = {"type": "sft", "data": rows_file(tmp_path / "open.jsonl", rows[2:])}
+    assert (line["train/accuracy"], line["train/ungraded"], line["train/not_worked_out"]) == (1 / 3, 1, 0.25)
+    one = {"type": "sft", "data": rows_file(tmp_path / "open.jsonl", rows[2:3])}
     reader, observer = trained({**short, "method": one}, tmp_path / "open")
     assert "train/accuracy" not in reader.metrics()[0]
     assert reader.metrics()[0]["train/updates"] == 1, "learnt from, graded or not"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from reasonlab.evaluate.evaluator import Answer, summarise
+from reasonlab.grading.finished import RULE as NOT_WORKED_OUT
 from reasonlab.grading.grade import Grade
 from reasonlab.methods.group import Group
 from reasonlab.problems.problem import Problem
@@ -54,12 +55,14 @@ def iteration_metrics(groups: Sequence[Group], results: Sequence[StepResult]) ->
     lengths = np.concatenate([group.lengths for group in groups])
     rewards = np.concatenate([group.rewards for group in groups])
     grades = [g.verdict for group in groups for g in group.grades]
+    rules = [g.rule for group in groups for g in group.grades]
     finishes = [rollout.finish for group in groups for rollout in group.rollouts]
     last = results[-1] if results else None
     metrics: dict[str, Any] = {
         "train/reward/mean": float(rewards.mean()),
         "train/reward/std": float(rewards.std()),
         "train/ungraded": grades.count("error") + grades.count("timeout"),
+        "train/not_worked_out": rules.count(NOT_WORKED_OUT) / len(rules),
         "train/length/mean": float(lengths.mean()),
         "train/length/p50": float(np.median(lengths)),
         "train/length/p90": float(np.quantile(lengths, 0.9)),
@@ -129,6 +132,7 @@ def rollout_rows(groups: Sequence[Group], exchange: Exchange) -> Iterator[dict[s
                 "finish": rollout.finish,
                 "verdict": verdict.verdict,
                 "extracted": verdict.extracted,
+                "rule": verdict.rule,
                 "reward": float(group.rewards[sample]),
                 "logprob": float(rollout.logprobs.sum()),
             }
