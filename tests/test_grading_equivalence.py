@@ -28,7 +28,9 @@ SAME = [
     ("A, C", "AC"), ("12 apples", "12"), ("a+b=7", "7"), (r"\text{Evelyn}", "evelyn"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)"), ("all real numbers", r"(-\infty,\infty)"), ("½", "0.5"),
-    (r"\frac{\sqrt3}{3} \approx 0.577", r"\frac{\sqrt3}{3}"), (r"\sum_{k=0}^{n} a_k b_k", r"\sum_{k=0}^{n} b_k a_k"),
+    (r"\frac{\sqrt3}{3} \approx 0.577", r"\frac{\sqrt3}{3}"),
+    (r"\frac{7}{2} \approx 3.5", "3.5"), (r"5.2 \approx 5", "5"),
+    (r"\sum_{k=0}^{n} a_k b_k", r"\sum_{k=0}^{n} b_k a_k"),
 ]  # fmt: skip
 
 OTHER = [
@@ -43,7 +45,7 @@ OTHER = [
     ("2022!-1", "2022!-2"),
     (r"\lfloor n/2 \rfloor", r"\lfloor n/3 \rfloor"), (r"4\sqrt{2}", "4"), ("(a+5)(b+2)", "(a+5)(b+3)"), ("", "0"),
     (r"1+\frac1e", r"1-\frac1e"), (r"\int_0^2 f(x) dx", r"\int_0^3 f(x) dx"), ("9^9^9^9", "7"),
-    (r"\ln 2", r"\log_{10} 2"),
+    (r"\ln 2", r"\log_{10} 2"), (r"5 \approx 6", "6"), (r"s^2+\omega^2 s", r"s^2+\omega^2"),
 ]  # fmt: skip
 
 

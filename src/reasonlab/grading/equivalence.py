@@ -401,9 +401,18 @@ def _meant(chain: Chain) -> list[Value]:
         meant.append(chain.items[exact_end])
     if exact_end == 0:
         meant.append(chain.items[0] if not named else chain.items[1])
-    if exact_end == 0 and not named:
+    if exact_end == 0 and not named and _rounded(chain.items[0], chain.items[1]):
         meant.append(chain.items[1])
     return meant
+
+
+def _rounded(exact: Value, decimal: Value) -> bool:
+    """Whether the end of `a ≈ b` is a rounding of its beginning: `5 ≈ 6` is two guesses."""
+    if not (isinstance(exact, Scalar) and isinstance(decimal, Scalar)) or symbols(exact.node):
+        return True
+    literal = decimal.node[1] if decimal.node[0] == "neg" else decimal.node
+    value = numeric.exact(decimal.node)
+    return literal[0] == "num" and value is not None and numeric.rounds_to(exact.node, value, max(literal[2], 0))
 
 
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}

@@ -108,8 +108,9 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
         apart = len(words.strip()) > 1 or " " in match.group(0) or joined  # 5 m is a length, 5m may be a product
         if not before.strip() or not (known if known or not in_text else _ENDS_LIKE_A_VALUE.search(before)):
             break
-        if not in_text and not apart:
-            break
+        name = words.strip() if not in_text and len(words.strip()) == 1 else ""
+        if (not in_text and not apart) or (name and re.search(rf"(?<![A-Za-z\\]){name}(?![A-Za-z])", before)):
+            break  # the s of s^2 + ω^2 s is no second
         unit = words + power + unit
         rest = before.rstrip()
         if joined:
