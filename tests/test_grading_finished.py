@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
+import json
+import os
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
+from benchmark_scripts import load_script
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +19,8 @@ from reasonlab.grading.command import grade_row
 from reasonlab.grading.finished import RULE, leaves_work
 from reasonlab.grading.verifier import grade_answer, grade_quickly
 from reasonlab.problems.problem import Problem
+
+DATA = Path(os.environ.get("REASONLAB_DATA") or Path(__file__).parents[2] / "shared" / "bench")
 
 # (answer, gold): all of these pass every comparison by value.
 OPEN = [
@@ -129,3 +137,23 @@ def test_a_number_is_right_as_a_number_and_not_as_a_sum_or_product(value: int, d
     assert (grade_answer(fraction, gold, question="").verdict == "correct") == (value % denominator != 0)
     assert grade_answer(f"{value - other} + {other}", str(value), question="").rule == RULE
     assert grade_answer(rf"{other} \cdot {value}", str(other * value), question="").rule == RULE
+
+
+@pytest.mark.parametrize("name", ["math500", "college_math", "olympiadbench", "math_train"])
+def test_rewritten_golds_stay_right_with_their_question(name: str) -> None:
+    files = sorted(DATA.glob(f"{name}.jsonl*"))
+    if not files:
+        pytest.skip("no benchmark data: set REASONLAB_DATA")
+    seen = 0
+    with gzip.open(files[0], "rt") if files[0].suffix == ".gz" else files[0].open() as lines:
+        for line in itertools.islice(lines, 500):
+            row = json.loads(line)
+            for _, rewrite in load_script("grading").rewrites(str(row["answer"])):
+                by_worth = grade_quickly(rewrite, str(row["answer"]), kind="answer")
+                if isinstance(by_worth, tuple) or by_worth.verdict != "correct":
+                    continue  # math-verify's, or a list that looks like a number
+                seen += 1
+                grade = grade_quickly(rewrite, str(row["answer"]), kind="answer", question=row["problem"])
+                assert not isinstance(grade, tuple), rewrite
+                assert grade.verdict == "correct", (rewrite, row["answer"], grade.rule)
+    assert seen > 2000

@@ -1,0 +1,110 @@
+"""How many of a run's rewarded answers are worked out, and how many are only worth the gold answer (lab notes, §17).
+
+    python scripts/worked_out.py RUN --out DIR
+
+Regrades what a run has recorded, its evaluations and the rollouts of its training, with the rule of
+`reasonlab/grading/finished.py`, and writes worked-out.csv, worked-out.png and worked-out.svg. It is for runs that were
+rewarded before that rule; in later ones `train/not_worked_out` says it of every iteration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from reasonlab.evaluate.intervals import wilson
+from reasonlab.figures.frame import MARGIN, WIDTH, Frame
+from reasonlab.figures.style import BLUE, GREY, VERMILION, bare, house_style, save
+from reasonlab.grading.finished import RULE, worked_out
+from reasonlab.grading.grade import Grade
+from reasonlab.grading.verifier import grade_quickly
+from reasonlab.runs.files import write_aside
+from reasonlab.runs.reader import RunReader
+
+Row = tuple[str, int, int, int, int]  # what, iteration, answers, those worth the gold answer, those worked out
+
+
+def counted(what: str, step: int, lines: Iterable[dict[str, Any]]) -> Row:
+    answers = list(lines)
+    right = [line for line in answers if line["verdict"] == "correct"]
+    return what, step, len(answers), len(right), sum(map(is_worked_out, right))
+
+
+def is_worked_out(line: dict[str, Any]) -> bool:
+    quick = grade_quickly(line["extracted"], line["gold"], kind="answer", question=line["question"])
+    return quick.rule != RULE if isinstance(quick, Grade) else worked_out(*quick, line["question"])
+
+
+def rows_of(run: Path) -> list[Row]:
+    reader, rows = RunReader(run), []
+    for suite in reader.evaluation_suites():
+        for step in reader.evaluation_steps(suite):
+            lines = reader.evaluation(suite, step)
+            for family in dict.fromkeys(line["family"] for line in lines):
+                rows.append(counted(family, step, (line for line in lines if line["family"] == family)))
+    rows += [counted("training", step, reader.rollouts(step)) for step in reader.rollout_steps()]
+    return rows
+
+
+def draw(rows: Sequence[Row], stem: Path) -> None:
+    names = list(dict.fromkeys(row[0] for row in rows if row[0] != "training"))
+    frame = Frame(4.1)
+    frame.heading(
+        "Rewarded by what an answer is worth, a model stops working it out",
+        "Share of answers, in percent, with 95 % intervals over the questions; one run",
+    )
+    edges = frame.edges(MARGIN + 0.35, WIDTH - MARGIN, 0.95, 2.95)
+    panels = frame.figure.subplots(1, len(names) + 1, gridspec_kw={**edges, "wspace": 0.28})
+    for axes, name in zip(panels[:-1], names, strict=True):
+        steps, totals, worth, worked = zip(*(row[1:] for row in rows if row[0] == name), strict=True)
+        for counts, colour, marker, dash, label in (
+            (worth, VERMILION, "s", (4, 2), "worth the gold answer"),
+            (worked, BLUE, "o", (1, 0), "and worked out"),
+        ):
+            found = [wilson(right / total, total) for right, total in zip(counts, totals, strict=True)]
+            middle = [100 * right / total for right, total in zip(counts, totals, strict=True)]
+            reach = [[m - 100 * f.low for m, f in zip(middle, found, strict=True)]]
+            reach.append([100 * f.high - m for m, f in zip(middle, found, strict=True)])
+            axes.errorbar(steps, middle, reach, color=colour, marker=marker, dashes=dash, label=label, markersize=4)
+        axes.set_title(f"{name}, {totals[0]:,} questions", fontsize=9.5, loc="left", pad=8)
+        axes.set_ylim(bottom=0)
+    panels[0].legend(fontsize=8, loc="lower right")
+    steps, _, worth, worked = zip(*(row[1:] for row in rows if row[0] == "training"), strict=True)
+    share = [100 * (w - o) / max(w, 1) for w, o in zip(worth, worked, strict=True)]
+    panels[-1].plot(steps, share, color=GREY, marker="^", markersize=4)
+    panels[-1].set_title("rewarded in training, not worked out", fontsize=9.5, loc="left", pad=8)
+    panels[-1].set_ylim(bottom=0)
+    for axes in panels:
+        bare(axes)
+        axes.grid(axis="y")
+        axes.set_xlabel("iteration", fontsize=8.5)
+    frame.caption(
+        "For `36 + 54` instead of 90, or the question's own formula, a comparison by value gives the full reward. "
+        "Since then such answers are wrong."
+    )
+    save(frame.figure, stem, "Answers that are worked out, and answers that are only worth the gold answer")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    rows = rows_of(arguments.run)
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["set", "iteration", "answers", "worth the gold answer", "worked out"])
+    writer.writerows(rows)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_aside(arguments.out / "worked-out.csv", table.getvalue().encode())
+    with house_style():
+        draw(rows, arguments.out / "worked-out")
+    print(table.getvalue(), end="")
+
+
+if __name__ == "__main__":
+    main()
