@@ -53,7 +53,8 @@ CLOSED = [
     (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)"), (r"3 \pm \sqrt2", r"3+\sqrt2, 3-\sqrt2"),
     ("6, -6", r"x=-6 \text{ or } x=6"), (r"\frac{\sqrt3}{3} \approx 0.577", r"\frac{\sqrt3}{3}"), ("500 cm", "5 m"),
     ("1,234", "1234"), (r"60^\circ", "60"), ("6:4", "3:2"), (r"\binom{n}{2}", r"\frac{n!}{2!(n-2)!}"),
-    ("e^2", r"\exp(2)"), (r"\exp(2)", "e^2"), ("3i", r"\sqrt{-9}"), ("9i + 6", "6+9i"), ("-i", r"-1 \cdot i"),
+    ("e^2", r"\exp(2)"), (r"\exp(2)", "e^2"), ("3i", r"\sqrt{-9}"), ("9i + 6", "6+9i"),
+    (r"-\frac{1+5i}{13}", r"-\frac{1}{13}-\frac{5}{13}i"), ("-i", r"-1 \cdot i"),
 ]  # fmt: skip
 
 
@@ -75,6 +76,13 @@ def test_a_worked_out_answer_in_another_dress_stays_right(answer: str, gold: str
         (r"Find the product: $(7 a+7 b)(7 a-7 b)$", "(7a + 7b)(7a - 7b)", "49 a^{2}-49 b^{2}"),
         (r"Simplify: $\sqrt{72}$.", r"\sqrt{72}", r"6 \sqrt{2}"),
         (r"Write $8.7 \times 10^{5}$ without exponents.", r"8.7 \times 10^5", "870000"),
+        (
+            r"For positive numbers, $\left(\sqrt[3]{a^{36}}\right)^{\frac12}=$?",
+            r"\left(\sqrt[3]{a^{36}}\right)^{\frac{1}{2}}",
+            "a^{12}+a^{11}/a^{5}-a^{12}",
+        ),
+        (r"Expand \begin{align*} &(x+2)(x+3) \\ \end{align*}", "(x+2)(x+3)", "x^2+5x+6"),
+        (r"Let $y = (x+2)(x+3)$. Expand.", "(x+2)(x+3)", "x^2+5x+6"),
         (r"Simplify \(\frac{36}{27}\)", r"\frac{36}{27}", r"\frac{4}{3}"),
         (r"Write as one logarithm: $$\log _{5}(x)-3$$", r"\log_5(x) - 3", r"\log _{5}\left(\frac{x}{125}\right)"),
     ],

@@ -35,11 +35,13 @@ from reasonlab.grading.values import (
 
 RULE = "not worked out"
 
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]|\\begin\{(?:align|gather|equation)\*?\}(.+?)\\end", re.DOTALL
+)
 _TO_DO = re.compile(r"\\(?:i*int|sum|prod|lim|det|b?mod)(?![a-zA-Z])|\\frac\{\s*d\s*\}\{\s*d|\\begin")
 _CLOSED = frozenset(["exp", "sqrt", "cbrt"])  # functions that are another way to write a power
 _UNIT = ("sym", "ⅈ")
-_LARGER = 2  # times the gold answer's tree, and as many parts on top of it
+_LARGER, _MORE = 1.5, 2  # a tree may be so many times as large as the gold answer's, and so many parts larger
 
 
 def leaves_work(answer: str, gold: str) -> bool:
@@ -75,14 +77,21 @@ def worked_out(answer: str, gold: str, question: str) -> bool:
     except UnreadableError:  # larger than anything we compute
         return True
     names = set().union(*map(symbols, nodes)) - set().union(*map(symbols, gold_nodes))
-    larger = sum(map(_size, nodes)) > _LARGER * (sum(map(_size, gold_nodes)) + 1)
+    larger = sum(map(_size, nodes)) > _LARGER * sum(map(_size, gold_nodes)) + _MORE
     return not (to_do or names or larger)
 
 
 @lru_cache(maxsize=4096)
 def _formulas(question: str) -> frozenset[Value]:
-    found = ("".join(groups) for groups in _FORMULA.findall(question))
-    return frozenset(readings(normalise(formula))[0] for formula in found)
+    """What stands as a formula in a question: whole, and the sides of its equations."""
+    found: set[Value] = set()
+    for groups in _FORMULA.findall(question):
+        for line in re.split(r"\\\\|&", "".join(groups)):
+            value = readings(normalise(line).strip("= "))[0]
+            found.add(value)
+            if isinstance(value, Chain | Bag):
+                found.update(item for item in value.items if not is_name(item))
+    return frozenset(found)
 
 
 def _nodes(value: Value) -> Iterator[Node]:
@@ -117,7 +126,9 @@ def _irreducible(node: Node) -> bool:
 
 
 def _plain(node: Node) -> bool:
-    """A number as one writes it down: 90, -1/2, 0.5, 8.7 × 10^5, 6 + 9i."""
+    """A number as one writes it down: 90, -1/2, 0.5, 8.7 × 10^5, 6 + 9i, (1 + 5i)/13."""
+    if node[0] == "neg" or (node[0] == "div" and node[1][0] == "add" and node[2][0] == "num"):
+        return _plain(node[1])
     if node[0] == "add" and len(node) == 3:
         real, imaginary = node[1:] if _imaginary(node[2]) else node[:0:-1]
         return _imaginary(imaginary) and not _imaginary(real) and _plain(real)
