@@ -407,7 +407,7 @@ def test_what_a_language_model_sampled_can_be_learnt_from_by_its_own_kind(
 
 def test_what_is_imitated_is_graded_and_nothing_is_said_without_a_gold(tmp_path: Path, recipe: dict[str, Any]) -> None:
     rows = [
-        {"id": "right", "question": "What is 2+2?", "response": "The answer is \\boxed{4}.", "answer": 4},
+        {"id": "right", "question": "What is 2+2?", "response": "The answer is \\boxed{4.0}.", "answer": 4},
         {"id": "zero", "question": "What is 2-2?", "response": "The answer is \\boxed{5}.", "answer": 0},
         {"id": "open", "question": "What is it?", "response": "The answer is \\boxed{6}."},
         {"id": "same", "question": "What is 2+3?", "response": "The answer is \\boxed{2+3}.", "answer": 5},
@@ -420,6 +420,7 @@ def test_what_is_imitated_is_graded_and_nothing_is_said_without_a_gold(tmp_path:
     assert [row["rule"] for row in reader.rollouts(1) if row["problem"] == "same"] == ["not worked out"]
     line = reader.metrics()[0]
     assert (line["train/accuracy"], line["train/ungraded"], line["train/not_worked_out"]) == (1 / 3, 1, 0.25)
+    assert line["train/right_by_value"] == 1
     one = {"type": "sft", "data": rows_file(tmp_path / "open.jsonl", rows[2:3])}
     reader, observer = trained({**short, "method": one}, tmp_path / "open")
     assert "train/accuracy" not in reader.metrics()[0]

@@ -33,6 +33,7 @@ Decision = tuple[bool | None, str]
 
 # Rules that have seen the gold answer's own form, not only its worth.
 AS_WRITTEN = ("same string", "integer", "normalised string", "choice letter")
+BY_VALUE = ("value: ", "math-verify")  # how the other rules begin
 
 ENOUGH_DIGITS = 6  # of a decimal that stands for an irrational number
 _INTEGER = re.compile(r"[+-]?\d{1,400}")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from reasonlab.evaluate.evaluator import Answer, summarise
+from reasonlab.grading.equivalence import BY_VALUE
 from reasonlab.grading.finished import RULE as NOT_WORKED_OUT
 from reasonlab.grading.grade import Grade
 from reasonlab.methods.group import Group
@@ -74,6 +75,9 @@ def iteration_metrics(groups: Sequence[Group], results: Sequence[StepResult]) ->
         "train/updates": len(results),
         "train/nonfinite": sum(result.nonfinite for result in results),
     }
+    if right := [g.rule for group in groups for g in group.grades if g.verdict == "correct"]:
+        # Answers in other forms than the gold answer's. If it climbs, read them: so a fooled verifier shows first.
+        metrics["train/right_by_value"] = sum(rule.startswith(BY_VALUE) for rule in right) / len(right)
     if graded := grades.count("correct") + grades.count("wrong"):  # none are, where demonstrations have no gold
         metrics["train/accuracy"] = grades.count("correct") / graded
     if judged := [group.judged for group in groups if group.judged is not None]:
