@@ -92,6 +92,27 @@ def test_a_formula_of_the_question_is_no_answer_to_it(question: str, answer: str
     assert grade_answer(answer, gold, question=question).rule == RULE
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "(x+2)(x+3)",
+        "(x+3)(x+2)",
+        "(2+x)(x+3)",
+        r"1 \cdot (x+2)(x+3)",
+        "(x+2)(x+3) + 0",
+        "((x+2)(x+3))",
+        "-(-(x+2)(x+3))",
+        r"\frac{(x+2)(x+3)}{1}",
+        "(x+2)^1(x+3)",
+        "y = (x+2)(x+3)",
+    ],
+)
+def test_a_formula_of_the_question_is_known_in_disguise(answer: str) -> None:
+    question = "Expand the product ${(x+2)(x+3)}$."
+    assert grade_answer(answer, "x^2+5x+6", question=question).rule == RULE
+    assert grade_answer("6 + 5x + x^2", "x^2+5x+6", question="Is it $x^2 + 6 + 5x$?").verdict == "correct"
+
+
 def test_a_number_of_the_question_may_be_the_answer() -> None:
     question = r"Which is larger, $0.5$ or $0.25$, and which letter is it, $x$ or $y$? Is $x=4$ or \(3/4\)?"
     assert grade_answer("x = 4", "4", question=question).verdict == "correct"

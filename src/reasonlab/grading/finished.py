@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
 
 from reasonlab.grading import numeric
@@ -63,10 +63,11 @@ def worked_out(answer: str, gold: str, question: str) -> bool:
     if leaves_work(ours, theirs):
         return False
     mine, wanted = readings(ours)[0], readings(theirs)[0]
-    if mine == wanted:
-        return True
     nodes, gold_nodes = list(_nodes(mine)), list(_nodes(wanted))
-    if mine in _formulas(question) and not _offered(nodes, gold_nodes):
+    size, gold_size = sum(map(_size, nodes)), sum(map(_size, gold_nodes))
+    if _key(mine) == _key(wanted) and size == gold_size:
+        return True
+    if _key(mine) in _formulas(question) and not _offered(nodes, gold_nodes):
         return False
     if not nodes or not gold_nodes:
         return True
@@ -77,21 +78,42 @@ def worked_out(answer: str, gold: str, question: str) -> bool:
     except UnreadableError:  # larger than anything we compute
         return True
     names = set().union(*map(symbols, nodes)) - set().union(*map(symbols, gold_nodes))
-    larger = sum(map(_size, nodes)) > _LARGER * sum(map(_size, gold_nodes)) + _MORE
-    return not (to_do or names or larger)
+    return not (to_do or names or size > _LARGER * gold_size + _MORE)
 
 
 @lru_cache(maxsize=4096)
-def _formulas(question: str) -> frozenset[Value]:
+def _formulas(question: str) -> frozenset[Hashable]:
     """What stands as a formula in a question: whole, and the sides of its equations."""
-    found: set[Value] = set()
+    found: set[Hashable] = set()
     for groups in _FORMULA.findall(question):
         for line in re.split(r"\\\\|&", "".join(groups)):
             value = readings(normalise(line).strip("= "))[0]
-            found.add(value)
+            found.add(_key(value))
             if isinstance(value, Chain | Bag):
-                found.update(item for item in value.items if not is_name(item))
+                found.update(_key(item) for item in value.items if not is_name(item))
     return frozenset(found)
+
+
+def _key(value: Value) -> Hashable:
+    """The same for an expression with its terms in another order, times one or plus nothing."""
+    return tuple(map(_canonical, _nodes(value))) or value
+
+
+def _canonical(node: Node) -> Node:
+    kind, parts = node[0], [_canonical(part) if isinstance(part, tuple) else part for part in node[1:]]
+    if kind in ("div", "pow") and parts[1][:2] == ("num", 1):
+        return tuple(parts[0])
+    if kind == "neg" and parts[0][0] == "neg":
+        return tuple(parts[0][1])
+    if kind not in ("add", "mul"):
+        return (kind, *parts)
+    negative = kind == "mul" and sum(part[0] == "neg" for part in parts) % 2 == 1
+    bare = [part[1] if kind == "mul" and part[0] == "neg" else part for part in parts]
+    flat = [inner for part in bare for inner in (part[1:] if part[0] == kind else (part,))]
+    neutral = ("num", 0 if kind == "add" else 1)
+    rest = sorted((part for part in flat if part[:2] != neutral), key=repr) or [(*neutral, 0)]
+    whole = (kind, *rest) if len(rest) > 1 else rest[0]
+    return ("neg", whole) if negative else whole
 
 
 def _nodes(value: Value) -> Iterator[Node]:
