@@ -37,7 +37,17 @@ OPEN = [
     (r"0.\overline{7}-0.\overline{4}+0.\overline{2}", r"\frac 59"), (r"\log_8(4)", r"\log_8(4)=\frac{2}{3}"),
     ("x = 2 + 3", "5"), ("(1+1, 3)", "(2,3)"), (r"\frac{21}{2^2 \cdot 5^7}", ".0000672"), (r"1^{470846046}", "1"),
     (r"0.75x^{3/4 - 1}", r"\frac{3}{4} x^{-1/4}"), (r"\frac{\frac{1}{2}}{3}", r"\frac16"), ("2, 1+2", "2, 3"),
-    ("3i - 7i", "-4i"), (r"\sqrt{-9}", "3i"), ("3 + 3i - 1", "2+3i"),
+    ("3i - 7i", "-4i"), (r"\sqrt{-9}", "3i"), ("3 + 3i - 1", "2+3i"), ("'36 + 54'", "90"), ('36" + 54"', "90"),
+    ("x = '36+54'", "90"), (r"\~{36+54}", "90"), ("'513^2 - 487^2'", "26000"),
+    (r"3 \begin{pmatrix}2&-4\\1&5\end{pmatrix}", r"\begin{pmatrix}6&-12\\3&15\end{pmatrix}"),
+    (r"36+54 \approx 0", "90"), (r"x = 36+54 \approx 1", "90"), (r"\sqrt{7^2-1^2} \approx 6.93", r"4\sqrt3"),
+    (r"\sqrt{49-1} \approx 7", r"4\sqrt3"), (r"V = \frac43\pi(3)^3 \approx 113.1", r"36\pi"), ("720:8", "90"),
+    ("x = 720:8", "90"), (r"720:8 \text{ dollars}", "90"), ("(720:8, 2)", "(90,2)"), ("36 54/1", "90"),
+    (r"35 \cdot (6 \cdot 10^0)", "210"),
+    (r"\frac{180+0i}{2}", "90"), (r"\frac{6+10i}{2}", "3+5i"), (r"\text{step 2} 36+54", "90"), ("123+211", "334_5"),
+    (r"\begin{vmatrix}7&3\\-1&2\end{vmatrix}", "17"), (r"36\pi+54\pi", r"90\pi"), ("3x+2x", "5x"),
+    (r"\sqrt{18}+\sqrt{50}", r"8\sqrt2"), (r"\frac{108\pi}{3}", r"36\pi"), (r"\frac{4\pi}{3}\cdot 27", r"36\pi"),
+    ("x^2x^3", "x^5"), (r"\sqrt[3]{8}\pi", r"2\pi"), (r"(90r-44r)\cdot\frac{2^{70000}}{2^{70000}}", "46r"),
 ]  # fmt: skip
 
 # Another dress of a worked-out answer stays right.
@@ -54,7 +64,14 @@ CLOSED = [
     ("6, -6", r"x=-6 \text{ or } x=6"), (r"\frac{\sqrt3}{3} \approx 0.577", r"\frac{\sqrt3}{3}"), ("500 cm", "5 m"),
     ("1,234", "1234"), (r"60^\circ", "60"), ("6:4", "3:2"), (r"\binom{n}{2}", r"\frac{n!}{2!(n-2)!}"),
     ("e^2", r"\exp(2)"), (r"\exp(2)", "e^2"), ("3i", r"\sqrt{-9}"), ("9i + 6", "6+9i"),
-    (r"-\frac{1+5i}{13}", r"-\frac{1}{13}-\frac{5}{13}i"), ("-i", r"-1 \cdot i"),
+    (r"5\frac{\pi^2}{4}", r"\frac{5 \pi^2}{4}"),
+    (r"-\frac{1+5i}{13}", r"-\frac{1}{13}-\frac{5}{13}i"), ("-i", r"-1 \cdot i"), (r"\text{Answer: } 5", "5"),
+    (r"\text{The total is } 90", "90"), (r"\text{Total cost: } \$90", "90"), (r"\text{Area: } 12\pi", r"12\pi"),
+    ("1024 = 2^{10}", "1024"), (r"120 = \binom{10}{3}", "120"), ("90 = 36 + 54", "90"),
+    (r"\mathbb{R} \setminus \{3\}", r"(-\infty,3)\cup(3,\infty)"), ("2x-y+1=0", "y=2x+1"), ("y-2x=1", "y=2x+1"),
+    ("0x^2+0xy+1y^2-4x-6y+9=0", "y^2 - 4x - 6y + 9 = 0"),
+    (r"\frac15\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1/5\\2/5\end{pmatrix}"),
+    (r"\frac{\sqrt3}{3} \approx 0.577", "0.577"), (r"\frac{7}{2} \approx 3.5", "3.5"),
 ]  # fmt: skip
 
 
@@ -105,6 +122,8 @@ def test_a_formula_of_the_question_is_no_answer_to_it(question: str, answer: str
         r"\frac{(x+2)(x+3)}{1}",
         "(x+2)^1(x+3)",
         "y = (x+2)(x+3)",
+        r"(x+2)(x+3) \text{ units}",
+        "(x+2.0)(x+3)",
     ],
 )
 def test_a_formula_of_the_question_is_known_in_disguise(answer: str) -> None:
@@ -127,6 +146,24 @@ def test_the_gold_answer_as_it_is_written_is_right_whatever_it_leaves_open() -> 
     gold = r"\frac{36}{27} + 5^2"
     assert grade_answer(gold, gold, question=rf"What is ${gold}$?").verdict == "correct"
     assert grade_answer(gold.replace(" ", ""), gold, question=rf"What is ${gold}$?").verdict == "correct"
+
+
+def test_an_approximation_is_no_second_guess() -> None:
+    for answer, gold in (
+        (r"(3,4) \approx (4,3)", "(4,3)"),
+        (r"x+1 \approx x-1", "x-1"),
+        (r"7 = 36+54", "7"),
+        ("36 54/1", "90"),
+        (r"36\frac{-108}{-2}", "90"),
+    ):
+        assert grade_answer(answer, gold, question="").verdict == "wrong"
+    assert grade_answer(r"(\pi, 1) \approx (3.14, 1)", "(3.14, 1)").verdict == "correct"
+
+
+def test_what_only_math_verify_can_read_is_not_worked_out() -> None:
+    for answer in ("'36 + 54'", "x = '36+54'", r"\~{36+54}"):
+        assert grade_answer(answer, "90").rule == "math-verify"
+        assert grade_answer(answer, "90", question="").rule == RULE
 
 
 def test_open_integrals_and_sums_are_wrong_without_asking_anybody() -> None:

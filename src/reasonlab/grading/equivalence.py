@@ -384,7 +384,7 @@ def _chains(a: Value, b: Value, tolerance: float) -> bool | None:
     assert isinstance(chain, Chain)
     if set(chain.relations) <= {"=", "≈"}:
         verdicts = [
-            same(item, other, tolerance) if chain_first else same(other, item, tolerance) for item in _meant(chain)
+            same(item, other, tolerance) if chain_first else same(other, item, tolerance) for item in meant(chain)
         ]
         return True if True in verdicts else (None if None in verdicts else False)
     if chain.relations == ("∈",):
@@ -393,7 +393,7 @@ def _chains(a: Value, b: Value, tolerance: float) -> bool | None:
     return False if interval is None else same(interval, other, tolerance)
 
 
-def _meant(chain: Chain) -> list[Value]:
+def meant(chain: Chain) -> list[Value]:
     """What a chain of equalities gives as its answer: its end, and its exact form before an approximation."""
     named = is_name(chain.items[0])
     exact_end = next((i for i, relation in enumerate(chain.relations) if relation == "≈"), len(chain.relations))
@@ -409,8 +409,10 @@ def _meant(chain: Chain) -> list[Value]:
 
 def _rounded(exact: Value, decimal: Value) -> bool:
     """Whether the end of `a ≈ b` is a rounding of its beginning: `5 ≈ 6` is two guesses."""
+    if isinstance(exact, Row) and isinstance(decimal, Row) and len(exact.items) == len(decimal.items):
+        return all(map(_rounded, exact.items, decimal.items))
     if not (isinstance(exact, Scalar) and isinstance(decimal, Scalar)) or symbols(exact.node):
-        return True
+        return False
     literal = decimal.node[1] if decimal.node[0] == "neg" else decimal.node
     value = numeric.exact(decimal.node)
     return literal[0] == "num" and value is not None and numeric.rounds_to(exact.node, value, max(literal[2], 0))
@@ -442,7 +444,7 @@ def _equations(a: Chain, b: Chain, tolerance: float) -> bool | None:
     if named or not (_has_symbols(a) or _has_symbols(b)):
         if _other_rounding(a.items[-1], b.items[-1]):
             return False
-        pairs = [same(x, y, tolerance) for x in _meant(a) for y in _meant(b)]
+        pairs = [same(x, y, tolerance) for x in meant(a) for y in meant(b)]
         return True if True in pairs else (None if None in pairs else False)
     sides = _sides(a), _sides(b)
     if sides[0] is None or sides[1] is None:

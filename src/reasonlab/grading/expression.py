@@ -193,7 +193,7 @@ class Parser:
                 and slash == "/"
                 and numerator.isdecimal()
                 and denominator.isdecimal()
-                and int(denominator)
+                and int(numerator) < int(denominator)
             ):
                 self.at += 3
                 return _mixed(node, ("num", Fraction(int(numerator), int(denominator)), -1))
@@ -202,7 +202,13 @@ class Parser:
         if self.peek()[0].isdecimal() and node[0] == "num":
             raise UnreadableError("two numbers side by side")
         factor = self.power()
-        if mixed and factor[0] == "div" and _whole(factor[1]) and _whole(factor[2]) and factor[1][1] < factor[2][1]:
+        if (
+            mixed
+            and factor[0] == "div"
+            and _whole(factor[1])
+            and _whole(factor[2])
+            and 0 <= factor[1][1] < factor[2][1]
+        ):
             return _mixed(node, factor)
         return multiply(node, factor)
 

@@ -2,9 +2,9 @@
 
 `36 + 54` is worth 90 and `\\sin 30^\\circ` is worth 1/2, so a comparison by value accepts both, and a model that is
 rewarded by such a comparison learns to copy the question into the box (docs/lab-notes.md, §17). What the gold answer
-has worked out, an answer has to work out as well: sums, products, quotients and powers of numbers, functions of
-numbers, integrals and the like are open work unless the gold answer has such a thing itself. Names that the gold
-answer does not need, a tree several times as large as its own, and a formula of the question are open work too.
+has worked out, an answer has to work out as well: sums, products, quotients and powers of numbers, like terms,
+functions of numbers, integrals and the like are open work unless the gold answer has such a thing itself. Names that
+the gold answer does not need, a tree much larger than its own, and a formula of the question are open work too.
 
 What is a matter of taste stays accepted: fractions that are not in lowest terms, decimals, mixed numbers, scientific
 notation, roots that could be simplified, factors that could be multiplied out.
@@ -17,30 +17,26 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from functools import lru_cache
 
-from reasonlab.grading import numeric
-from reasonlab.grading.expression import UNEVALUATED, Node, UnreadableError, symbols
+from reasonlab.grading.equivalence import meant, same
+from reasonlab.grading.expression import Node, UnreadableError, symbols
+from reasonlab.grading.forms import bare, canonical, irreducible, open_work, plain, size
 from reasonlab.grading.normalise import normalise
-from reasonlab.grading.values import (
-    Bag,
-    Chain,
-    Joined,
-    Matrix,
-    Ratio,
-    Row,
-    Scalar,
-    Value,
-    is_name,
-    readings,
-)
+from reasonlab.grading.values import Bag, Based, Chain, Joined, Matrix, Ratio, Row, Scalar, Value, is_name, readings
 
 RULE = "not worked out"
 
 _FORMULA = re.compile(
     r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]|\\begin\{(?:align|gather|equation)\*?\}(.+?)\\end", re.DOTALL
 )
-_TO_DO = re.compile(r"\\(?:i*int|sum|prod|lim|det|b?mod)(?![a-zA-Z])|\\frac\{\s*d\s*\}\{\s*d|\\begin")
-_CLOSED = frozenset(["exp", "sqrt", "cbrt"])  # functions that are another way to write a power
-_UNIT = ("sym", "ⅈ")
+_TO_DO = re.compile(
+    r"\\(?:i*int|sum|prod|lim|det|partial|b?mod)(?![a-zA-Z])|\\frac\{\s*d\s*\}\{\s*d|\\begin(?:\{vmatrix\})?"
+)
+# A matrix may have a name or a fraction before it.
+_MATRIX = re.compile(
+    r"(?:\\?[A-Za-z]+(?:\{[A-Za-z]+\})?\s*=)?\s*(?:-?\s*\\frac\s*\{?-?\d+\}?\s*\{?\d+\}?)?\s*"
+    r"\\begin\{([pbB]?matrix|array)\}(?:(?!\\begin).)*\\end\{\1\}",
+    re.DOTALL,
+)
 _LARGER, _MORE = 1.5, 2  # a tree may be so many times as large as the gold answer's, and so many parts larger
 
 
@@ -62,31 +58,70 @@ def worked_out(answer: str, gold: str, question: str) -> bool:
     ours, theirs = normalise(answer), normalise(gold)
     if leaves_work(ours, theirs):
         return False
+    golds = [wanted for value in readings(theirs) for wanted in _wanted(value)]
+    pairs = [(mine, wanted) for mine in _said(ours) for wanted in golds if _agree(mine, wanted)]
+    if pairs:
+        return any(_as_far(mine, wanted, question) for mine, wanted in pairs)
+    # Somebody else has found them equal.
     mine, wanted = readings(ours)[0], readings(theirs)[0]
+    if not list(_nodes(mine)) and list(_nodes(wanted)):
+        return bool(_MATRIX.fullmatch(ours))
+    return _as_far(mine, wanted, question)
+
+
+def _said(text: str) -> Iterator[Value]:
+    """What an answer may say: its readings; of `x = 36 + 54 = 90` its end, of `90 = 36 + 54` its beginning too."""
+    for value in readings(text):
+        if isinstance(value, Chain) and set(value.relations) <= {"=", "≈"} and not _names(value):
+            yield value.items[0]
+        yield from _wanted(value)
+
+
+def _wanted(value: Value) -> Iterator[Value]:
+    """What a gold answer asks for: of `x = 90` and `9 · 10 = 90` the end, of an equation with names also the whole."""
+    if isinstance(value, Chain) and set(value.relations) <= {"=", "≈"}:
+        yield from meant(value)
+        if not _names(value):
+            return
+    yield value
+
+
+def _agree(mine: Value, wanted: Value) -> bool:
+    try:
+        return same(mine, wanted) is True
+    except UnreadableError:
+        return False
+
+
+def _as_far(mine: Value, wanted: Value, question: str) -> bool:
     nodes, gold_nodes = list(_nodes(mine)), list(_nodes(wanted))
-    size, gold_size = sum(map(_size, nodes)), sum(map(_size, gold_nodes))
-    if _key(mine) == _key(wanted) and size == gold_size:
+    if isinstance(wanted, Based):
+        return not isinstance(mine, Scalar) or mine.node[0] == "num"
+    if not nodes or not gold_nodes:
+        return True
+    parts, gold_parts = (sum(size(canonical(node)) for node in side) for side in (nodes, gold_nodes))
+    if _key(mine) == _key(wanted) and sum(map(size, nodes)) == sum(map(size, gold_nodes)):
         return True
     if _key(mine) in _formulas(question) and not _offered(nodes, gold_nodes):
         return False
-    if not nodes or not gold_nodes:
-        return True
-    try:
-        if all(map(_plain, gold_nodes)):
-            return all(map(_plain, nodes))
-        to_do = set().union(*map(_open_work, nodes)) - set().union(*map(_open_work, gold_nodes))
-    except UnreadableError:  # larger than anything we compute
-        return True
-    names = set().union(*map(symbols, nodes)) - set().union(*map(symbols, gold_nodes))
-    return not (to_do or names or size > _LARGER * gold_size + _MORE)
+    if all(map(plain, gold_nodes)):
+        return all(map(plain, nodes))
+    to_do = set().union(*map(open_work, nodes)) - set().union(*map(open_work, gold_nodes))
+    names = set().union(*map(symbols, nodes)) - _names(wanted)
+    return not (to_do or names or parts > _LARGER * gold_parts + _MORE)
+
+
+def _offered(nodes: list[Node], gold_nodes: list[Node]) -> bool:
+    """Whether an answer may be one of those that the question offers: names or numbers, of the gold answer's kind."""
+    return [bare(n)[0] for n in nodes] == [bare(n)[0] for n in gold_nodes] and all(map(irreducible, nodes))
 
 
 @lru_cache(maxsize=4096)
 def _formulas(question: str) -> frozenset[Hashable]:
     """What stands as a formula in a question: whole, and the sides of its equations."""
     found: set[Hashable] = set()
-    for groups in _FORMULA.findall(question):
-        for line in re.split(r"\\\\|&", "".join(groups)):
+    for *whole, aligned in _FORMULA.findall(question):
+        for line in ["".join(whole), *re.split(r"\\\\|&", aligned)]:
             value = readings(normalise(line).strip("= "))[0]
             found.add(_key(value))
             if isinstance(value, Chain | Bag):
@@ -95,128 +130,26 @@ def _formulas(question: str) -> frozenset[Hashable]:
 
 
 def _key(value: Value) -> Hashable:
-    """The same for an expression with its terms in another order, times one or plus nothing."""
-    return tuple(map(_canonical, _nodes(value))) or value
-
-
-def _canonical(node: Node) -> Node:
-    kind, parts = node[0], [_canonical(part) if isinstance(part, tuple) else part for part in node[1:]]
-    if kind in ("div", "pow") and parts[1][:2] == ("num", 1):
-        return tuple(parts[0])
-    if kind == "neg" and parts[0][0] == "neg":
-        return tuple(parts[0][1])
-    if kind not in ("add", "mul"):
-        return (kind, *parts)
-    negative = kind == "mul" and sum(part[0] == "neg" for part in parts) % 2 == 1
-    bare = [part[1] if kind == "mul" and part[0] == "neg" else part for part in parts]
-    flat = [inner for part in bare for inner in (part[1:] if part[0] == kind else (part,))]
-    neutral = ("num", 0 if kind == "add" else 1)
-    rest = sorted((part for part in flat if part[:2] != neutral), key=repr) or [(*neutral, 0)]
-    whole = (kind, *rest) if len(rest) > 1 else rest[0]
-    return ("neg", whole) if negative else whole
+    return tuple(map(canonical, _nodes(value))) or value
 
 
 def _nodes(value: Value) -> Iterator[Node]:
-    """The trees of an answer: of `x = 2 + 3` its end, of `1 < x < 3` its bounds, of a list all its items."""
+    """The trees of an answer: of a list all its items, of `1 < x < 3` its bounds, of a ratio the quotient."""
     if isinstance(value, Scalar):
         yield value.node
         return
     items: tuple[Value, ...] = ()
     if isinstance(value, Chain):
-        equal = set(value.relations) <= {"=", "≈", "∈"}
-        named = is_name(value.items[0]) or not any(symbols(node) for item in value.items for node in _nodes(item))
-        items = value.items[-1:] if equal and named else tuple(item for item in value.items if not is_name(item))
+        items = tuple(item for item in value.items if not is_name(item)) or value.items
     elif isinstance(value, Matrix):
         items = tuple(item for row in value.rows for item in row)
     elif isinstance(value, Row | Bag | Joined | Ratio):
         items = value.items
-    for item in items:
-        yield from _nodes(item)
+    nodes = [node for item in items for node in _nodes(item)]
+    yield from [("div", *nodes)] if isinstance(value, Ratio) and len(nodes) == 2 else nodes
 
 
-def _offered(nodes: list[Node], gold_nodes: list[Node]) -> bool:
-    """Whether an answer may be one of those that the question offers: names or numbers, of the gold answer's kind."""
-    kinds, gold_kinds = ([(node[1] if node[0] == "neg" else node)[0] for node in side] for side in (nodes, gold_nodes))
-    return bool(kinds) and kinds == gold_kinds and all(_irreducible(node) for node in nodes)
-
-
-def _irreducible(node: Node) -> bool:
-    inner = node[1] if node[0] == "neg" else node
-    if inner[0] == "div" and inner[1][0] == inner[2][0] == "num" and inner[2][1]:
-        return bool((inner[1][1] / inner[2][1]).denominator == abs(inner[2][1]))
-    return inner[0] in ("num", "sym")
-
-
-def _plain(node: Node) -> bool:
-    """A number as one writes it down: 90, -1/2, 0.5, 8.7 × 10^5, 6 + 9i, (1 + 5i)/13."""
-    if node[0] == "neg" or (node[0] == "div" and node[1][0] == "add" and node[2][0] == "num"):
-        return _plain(node[1])
-    if node[0] == "add" and len(node) == 3:
-        real, imaginary = node[1:] if _imaginary(node[2]) else node[:0:-1]
-        return _imaginary(imaginary) and not _imaginary(real) and _plain(real)
-    return _imaginary(node) or _real(node)
-
-
-def _imaginary(node: Node) -> bool:
-    inner = node[1] if node[0] == "neg" else node
-    return inner == _UNIT or bool(inner[0] == "mul" and inner[2] == _UNIT and _real(inner[1]))
-
-
-def _real(node: Node) -> bool:
-    inner = node[1] if node[0] == "neg" else node
-    if inner[0] == "div":
-        whole = inner[1][0] in ("num", "neg") and inner[2][0] in ("num", "neg")
-        return bool(whole and _real(inner[1]) and _real(inner[2]) and _fraction(inner))
-    return inner[0] in ("num", "inf") or _scientific(inner)
-
-
-def _fraction(node: Node) -> bool:
-    """Whether a division of numbers is one that a fraction stands for, not 80 / -8."""
-    value = numeric.exact(node)
-    return value is None or value.denominator != 1
-
-
-def _size(node: Node) -> int:
-    """Numbers, names and functions of a tree."""
-    return (node[0] in ("num", "sym", "fn")) + sum(_size(part) for part in node if isinstance(part, tuple))
-
-
-def _open_work(node: Node) -> set[str]:
-    """The kinds of work with numbers that a tree leaves to its reader."""
-    if _plain(node):
-        return set()
-    found: set[str] = set().union(*(_open_work(part) for part in node if isinstance(part, tuple)))
-    kind = node[0]
-    if kind == "add" and _numbers_among(_flat(node, "add")) > 1:
-        found.add("sum")
-    elif kind == "mul" and _numbers_among(_flat(node, "mul")) > 1:
-        found.add("product")
-    elif kind == "div" and not _fraction(node):
-        found.add("quotient")
-    elif kind == "pow" and node[1][0] != "sym" and numeric.exact(node) is not None:
-        found.add("power")
-    elif kind == "fn" and node[1] in UNEVALUATED:
-        found.add(node[1])
-    elif kind == "fn" and node[1] not in _CLOSED and not symbols(node):
-        found.add("function")
-    return found
-
-
-def _flat(node: Node, kind: str) -> Iterator[Node]:
-    for part in node[1:]:
-        inner = part[1] if part[0] == "neg" else part
-        if inner[0] == kind:
-            yield from _flat(inner, kind)
-        else:
-            yield inner
-
-
-def _numbers_among(parts: Iterator[Node]) -> int:
-    return sum(numeric.exact(part) is not None for part in parts)
-
-
-def _scientific(node: Node) -> bool:
-    """8.7 × 10^5, or 10^5 alone."""
-    if node[0] == "mul" and node[1][0] == "num":
-        return _scientific(node[2])
-    return bool(node[0] == "pow" and node[1][:2] == ("num", 10) and _real(node[2]))
+def _names(value: Value) -> set[str]:
+    """All names of an answer, also those before its equality signs."""
+    sides = value.items if isinstance(value, Chain) else (value,)
+    return set().union(*(symbols(node) for side in sides for node in _nodes(side)))
