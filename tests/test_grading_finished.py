@@ -124,6 +124,7 @@ def test_a_formula_of_the_question_is_no_answer_to_it(question: str, answer: str
         "y = (x+2)(x+3)",
         r"(x+2)(x+3) \text{ units}",
         "(x+2.0)(x+3)",
+        r"y = (x+2)(x+3) \approx 1",
     ],
 )
 def test_a_formula_of_the_question_is_known_in_disguise(answer: str) -> None:
