@@ -18,13 +18,14 @@ from typing import Any
 
 from reasonlab.evaluate.intervals import wilson
 from reasonlab.figures.frame import MARGIN, WIDTH, Frame
-from reasonlab.figures.style import BLUE, GREY, VERMILION, bare, house_style, save
+from reasonlab.figures.style import BLUE, GREEN, GREY, PURPLE, VERMILION, bare, house_style, save
 from reasonlab.grading.finished import RULE, worked_out
 from reasonlab.grading.grade import Grade
 from reasonlab.grading.verifier import grade_quickly
 from reasonlab.runs.files import write_aside
 from reasonlab.runs.reader import RunReader
 
+TRAINING = "training, "
 Row = tuple[str, int, int, int, int]  # what, iteration, answers, those worth the gold answer, those worked out
 
 
@@ -46,12 +47,20 @@ def rows_of(run: Path) -> list[Row]:
             lines = reader.evaluation(suite, step)
             for family in dict.fromkeys(line["family"] for line in lines):
                 rows.append(counted(family, step, (line for line in lines if line["family"] == family)))
-    rows += [counted("training", step, reader.rollouts(step)) for step in reader.rollout_steps()]
+    for step in reader.rollout_steps():
+        lines = reader.rollouts(step)
+        for source in sorted({source_of(line) for line in lines}):
+            rows.append(counted(TRAINING + source, step, (line for line in lines if source_of(line) == source)))
     return rows
 
 
+def source_of(line: dict[str, Any]) -> str:
+    """`math-train` of the problem `math-train-7156`."""
+    return str(line["problem"]).rpartition("-")[0]
+
+
 def draw(rows: Sequence[Row], stem: Path) -> None:
-    names = list(dict.fromkeys(row[0] for row in rows if row[0] != "training"))
+    names = list(dict.fromkeys(row[0] for row in rows if not row[0].startswith(TRAINING)))
     frame = Frame(4.1)
     frame.heading(
         "Rewarded by what an answer is worth, a model stops working it out",
@@ -73,9 +82,12 @@ def draw(rows: Sequence[Row], stem: Path) -> None:
         axes.set_title(f"{name}, {totals[0]:,} questions", fontsize=9.5, loc="left", pad=8)
         axes.set_ylim(bottom=0)
     panels[0].legend(fontsize=8, loc="lower right")
-    steps, _, worth, worked = zip(*(row[1:] for row in rows if row[0] == "training"), strict=True)
-    share = [100 * (w - o) / max(w, 1) for w, o in zip(worth, worked, strict=True)]
-    panels[-1].plot(steps, share, color=GREY, marker="^", markersize=4)
+    sources = sorted({row[0] for row in rows} - set(names))
+    for source, colour, marker in zip(sources, (GREEN, PURPLE, GREY), "^Dv", strict=False):
+        steps, _, worth, worked = zip(*(row[1:] for row in rows if row[0] == source), strict=True)
+        share = [100 * (w - o) / max(w, 1) for w, o in zip(worth, worked, strict=True)]
+        panels[-1].plot(steps, share, color=colour, marker=marker, markersize=4, label=source.removeprefix(TRAINING))
+    panels[-1].legend(fontsize=8, loc="upper left")
     panels[-1].set_title("rewarded in training, not worked out", fontsize=9.5, loc="left", pad=8)
     panels[-1].set_ylim(bottom=0)
     for axes in panels:
