@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from trl.trainer.grpo_config import GRPOConfig
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from reasonlab.config import GrpoConfig
 from reasonlab.methods.grpo import Grpo
 from reasonlab.train.batch import Example, Totals, pack
+
+pytest.importorskip("trl", reason="TRL is not installed: make install-dev")
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 pytestmark = pytest.mark.parity
 
