@@ -100,7 +100,7 @@ def canonical(node: Node) -> Node:
     kind = node[0]
     if kind == "num":
         value: Fraction = node[1]
-        return ("neg", ("num", -value, 0)) if value < 0 else ("num", value, 0)
+        return _negated(("num", -value, 0)) if value < 0 else ("num", value, 0)
     parts = [canonical(part) if isinstance(part, tuple) else part for part in node[1:]]
     if kind == "pow":
         exponent = exact(node[2])
@@ -108,7 +108,7 @@ def canonical(node: Node) -> Node:
     if kind in ("div", "pow") and parts[1][:2] == ("num", 1):
         return tuple(parts[0])
     if kind == "neg":
-        return tuple(parts[0][1]) if parts[0][0] == "neg" else ("neg", parts[0])
+        return _negated(parts[0])
     if kind == "add":
         return _joined("add", parts, 0)
     if kind not in ("mul", "div"):
@@ -118,7 +118,13 @@ def canonical(node: Node) -> Node:
     if kind == "mul" and any(part[:2] == ("num", 0) for part in parts):
         return ("num", Fraction(0), 0)
     whole = _joined("mul", parts, 1) if kind == "mul" else ("div", *parts)
-    return ("neg", whole) if negative else whole
+    return _negated(whole) if negative else whole
+
+
+def _negated(node: Node) -> Node:
+    if node[0] == "neg":
+        return tuple(node[1])
+    return node if node[:2] == ("num", 0) else ("neg", node)
 
 
 def _joined(kind: str, parts: list[Node], neutral: int) -> Node:
