@@ -27,6 +27,7 @@ SAME = [
     ("1011_2", r"1011_{2}"), (r"204_{\text{five}}", "204_5"), (r"\text{(B)}", "B"), ("b", "B"), ("B. 12", "B"),
     ("A, C", "AC"), ("12 apples", "12"), ("a+b=7", "7"), (r"\text{Evelyn}", "evelyn"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}"),
+    (r"\mathbf{M}^{-1} = \begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)"), ("all real numbers", r"(-\infty,\infty)"), ("½", "0.5"),
     (r"\frac{\sqrt3}{3} \approx 0.577", r"\frac{\sqrt3}{3}"),
     (r"\frac{7}{2} \approx 3.5", "3.5"), (r"5.2 \approx 5", "5"),

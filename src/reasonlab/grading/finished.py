@@ -31,9 +31,9 @@ _FORMULA = re.compile(
 _TO_DO = re.compile(
     r"\\(?:i*int|sum|prod|lim|det|partial|b?mod)(?![a-zA-Z])|\\frac\{\s*d\s*\}\{\s*d|\\begin(?:\{vmatrix\})?"
 )
-# A matrix may have a name or a fraction before it.
+# A matrix may have a fraction before it.
 _MATRIX = re.compile(
-    r"(?:\\?[A-Za-z]+(?:\{[A-Za-z]+\})?\s*=)?\s*(?:-?\s*\\frac\s*\{?-?\d+\}?\s*\{?\d+\}?)?\s*"
+    r"-?\s*\\frac\s*\{?-?\d+\}?\s*\{?\d+\}?\s*"
     r"\\begin\{([pbB]?matrix|array)\}(?:(?!\\begin).)*\\end\{\1\}",
     re.DOTALL,
 )

@@ -86,6 +86,9 @@ Value = Scalar | Based | Row | Bag | Joined | Chain | Ratio | Matrix | Words | O
 _OPENING = {"(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"}
 _CLOSING = {")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"}
 _MATRIX = re.compile(r"\(?\s*\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}\s*\)?", re.DOTALL)
+_NAMED_MATRIX = re.compile(
+    r"(?:\\(?:text|vec)\s*(?:\{[A-Za-z]\}|[A-Za-z])|[A-Za-z])\s*(?:\^\s*\{?-?\w\}?|_\s*\{?\w\}?)?\s*=\s*(?=\\begin)"
+)
 _BASED = re.compile(r"([0-9A-Fa-f]+|\\text\{[0-9A-F]+\})\s*_\s*(?:\{\s*(\d+|\\text\{[a-z]+\})\s*\}|(\d+))")
 _BASE_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _THOUSANDS = re.compile(r"(?<![\d.,_])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
@@ -140,6 +143,8 @@ def read(text: str) -> Value:
         return Opaque(text)
     if (phrase := spelling(text)) in _PHRASES:
         return _PHRASES[phrase]
+    if match := _NAMED_MATRIX.match(text):
+        text = text[match.end() :]
     if match := _MATRIX.fullmatch(text):
         return _matrix(match.group(2), text)
     if (match := _BASED.fullmatch(text)) and (based := _based(match)) is not None:
