@@ -414,8 +414,12 @@ def _rounded(exact: Value, decimal: Value) -> bool:
     if not (isinstance(exact, Scalar) and isinstance(decimal, Scalar)) or symbols(exact.node):
         return False
     literal = decimal.node[1] if decimal.node[0] == "neg" else decimal.node
-    value = numeric.exact(decimal.node)
-    return literal[0] == "num" and value is not None and numeric.rounds_to(exact.node, value, max(literal[2], 0))
+    value, whole = numeric.exact(decimal.node), numeric.exact(exact.node)
+    if literal[0] != "num" or value is None:
+        return False
+    if whole is not None and literal[2] < 2:  # 89.6 ≈ 90
+        return whole == value
+    return numeric.rounds_to(exact.node, value, max(literal[2], 0))
 
 
 _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}

@@ -15,6 +15,7 @@ Node = tuple[Any, ...]  # ("num", Fraction, decimals) ("sym", name) ("add", …)
 MOST_TOKENS = 600
 DEEPEST = 40
 MOST_DIGITS = 1000
+MOST_FACTORS = 100  # of a product, and signs after a number
 
 
 class UnreadableError(Exception):
@@ -66,7 +67,7 @@ def tokenise(text: str) -> list[str]:
         match = _TOKEN.match(text, position)
         assert match is not None  # the last alternative takes any character
         token = match.group(0)
-        position = match.end()
+        before, position = position - 1, match.end()
         if token.isspace():
             # a space between two numbers means something: 1 1/4
             if tokens and tokens[-1][-1].isdecimal() and text[position : position + 1].isdecimal():
@@ -81,6 +82,9 @@ def tokenise(text: str) -> list[str]:
             if not (token in (r"\overline", r"\dot", r"\bar") and body.group(1).strip().isdecimal()):
                 position = body.end()
                 token = f"s:{token[1:]} {''.join(body.group(1).split())}"
+        elif token == "!=" and tokens and (tokens[-1][-1].isdecimal() or tokens[-1] == ")") and text[before] != " ":
+            tokens.append("!")  # 6!=720
+            token = "r:="
         elif token in _RELATIONS:
             token = "r:" + _RELATIONS[token]
         elif token[0].isalpha():
@@ -168,7 +172,7 @@ class Parser:
 
     def product(self) -> Node:
         node = self.signed()
-        while True:
+        for _ in range(MOST_FACTORS):
             token = self.peek()
             if token in ("*", r"\cdot", r"\times"):
                 self.take()
@@ -180,6 +184,7 @@ class Parser:
                 node = self._beside(node)
             else:
                 return node
+        raise UnreadableError("too many factors")
 
     def _beside(self, node: Node) -> Node:
         """Two things side by side: a product, or a mixed number such as 2 1/3."""
@@ -243,7 +248,7 @@ class Parser:
 
     def power(self) -> Node:
         node = self.atom()
-        while True:
+        for _ in range(MOST_FACTORS):
             token = self.peek()
             if token == "^":
                 self.take()
@@ -269,6 +274,7 @@ class Parser:
                 node = named if node[0] == "sym" else ("pow", named, node[2])
             else:
                 return node
+        raise UnreadableError("too many signs")
 
     def _raise(self, node: Node) -> Node:
         if self.peek() in (r"\prime", "*", r"\star", r"\dagger"):
@@ -282,7 +288,11 @@ class Parser:
             exponent = self.argument(whole_numbers=True)
             if self.peek() == "^":  # towers are read from the right
                 self.take()
+                self.depth += 1
+                if self.depth > DEEPEST:
+                    raise UnreadableError("nested too deeply")
                 exponent = self._raise(exponent)
+                self.depth -= 1
         return ("pow", node, exponent)
 
     def _fail(self) -> Node:

@@ -37,7 +37,7 @@ _MATRIX = re.compile(
     r"\\begin\{([pbB]?matrix|array)\}(?:(?!\\begin).)*\\end\{\1\}",
     re.DOTALL,
 )
-_LARGER, _MORE = 1.5, 2  # a tree may be so many times as large as the gold answer's, and so many parts larger
+_LARGER, _MORE = 1.5, 3  # a tree may be so many times as large as the gold answer's, and so many parts larger
 
 
 def leaves_work(answer: str, gold: str) -> bool:
@@ -64,9 +64,14 @@ def worked_out(answer: str, gold: str, question: str) -> bool:
         return any(_as_far(mine, wanted, question) for mine, wanted in pairs)
     # Somebody else has found them equal.
     mine, wanted = readings(ours)[0], readings(theirs)[0]
-    if not list(_nodes(mine)) and list(_nodes(wanted)):
-        return bool(_MATRIX.fullmatch(ours))
-    return _as_far(mine, wanted, question)
+    return not unreadable(answer, gold) and _as_far(mine, wanted, question)
+
+
+def unreadable(answer: str, gold: str) -> bool:
+    """Whether we can read the gold answer and nothing in the answer: somebody else's reading of it is a guess."""
+    ours = normalise(answer)
+    read, gold_read = (any(any(True for _ in _nodes(v)) for v in readings(t)) for t in (ours, normalise(gold)))
+    return gold_read and not read and not _MATRIX.fullmatch(ours)
 
 
 def _said(text: str) -> Iterator[Value]:
@@ -104,11 +109,20 @@ def _as_far(mine: Value, wanted: Value, question: str) -> bool:
         return True
     if _key(mine) in _formulas(question) and not _offered(nodes, gold_nodes):
         return False
+    if any(_wraps(node, wanted, question) for node in nodes):
+        return False
     if all(map(plain, gold_nodes)):
         return all(map(plain, nodes))
     to_do = set().union(*map(open_work, nodes)) - set().union(*map(open_work, gold_nodes))
     names = set().union(*map(symbols, nodes)) - _names(wanted)
     return not (to_do or names or parts > _LARGER * gold_parts + _MORE)
+
+
+def _wraps(node: Node, wanted: Value, question: str) -> bool:
+    """Whether a part of the tree is a formula of the question that is worth the gold answer: |A|, x·A/x, 1/(1/A)."""
+    parts = [part for part in node if isinstance(part, tuple)]
+    copied = (part for part in parts if size(part) > 1 and (canonical(part),) in _formulas(question))
+    return any(_agree(Scalar(part), wanted) for part in copied) or any(_wraps(p, wanted, question) for p in parts)
 
 
 def _offered(nodes: list[Node], gold_nodes: list[Node]) -> bool:
@@ -140,7 +154,8 @@ def _nodes(value: Value) -> Iterator[Node]:
         return
     items: tuple[Value, ...] = ()
     if isinstance(value, Chain):
-        items = tuple(item for item in value.items if not is_name(item)) or value.items
+        last = value.items[-1:] if value.relations == ("∈",) else value.items
+        items = tuple(item for item in last if not _only_names(item)) or last
     elif isinstance(value, Matrix):
         items = tuple(item for row in value.rows for item in row)
     elif isinstance(value, Row | Bag | Joined | Ratio):
@@ -153,3 +168,12 @@ def _names(value: Value) -> set[str]:
     """All names of an answer, also those before its equality signs."""
     sides = value.items if isinstance(value, Chain) else (value,)
     return set().union(*(symbols(node) for side in sides for node in _nodes(side)))
+
+
+def _only_names(value: Value) -> bool:
+    """x, f(x), AB: what stands in the middle of `1 < x < 3`, without numbers and functions."""
+    return is_name(value) and all(_product_of_names(node) for node in _nodes(value))
+
+
+def _product_of_names(node: Node) -> bool:
+    return node[0] == "sym" or (node[0] == "mul" and all(map(_product_of_names, node[1:])))

@@ -41,8 +41,12 @@ def plain(node: Node) -> bool:
 def _real(node: Node) -> bool:
     inner = bare(node)
     if inner[0] == "div":
-        return bare(inner[1])[0] == bare(inner[2])[0] == "num" and _fraction(inner)
+        return _whole(bare(inner[1])) and _whole(bare(inner[2])) and _fraction(inner)
     return inner[0] in ("num", "inf") or _power_of_ten(inner) or _scientific(inner)
+
+
+def _whole(node: Node) -> bool:
+    return bool(node[0] == "num" and node[1].denominator == 1)
 
 
 def _scientific(node: Node) -> bool:
@@ -50,7 +54,7 @@ def _scientific(node: Node) -> bool:
 
 
 def _power_of_ten(node: Node) -> bool:
-    return bool(node[0] == "pow" and node[1][:2] == ("num", 10) and bare(node[2])[0] == "num")
+    return bool(node[0] == "pow" and node[1][:2] == ("num", 10) and _whole(bare(node[2])))
 
 
 def _fraction(node: Node) -> bool:
@@ -102,23 +106,48 @@ def canonical(node: Node) -> Node:
         value: Fraction = node[1]
         return _negated(("num", -value, 0)) if value < 0 else ("num", value, 0)
     parts = [canonical(part) if isinstance(part, tuple) else part for part in node[1:]]
-    if kind == "pow":
-        exponent = exact(node[2])
-        parts[1] = parts[1] if exponent is None else ("num", exponent, 0)
-    if kind in ("div", "pow") and parts[1][:2] == ("num", 1):
-        return tuple(parts[0])
     if kind == "neg":
         return _negated(parts[0])
     if kind == "add":
         return _joined("add", parts, 0)
-    if kind not in ("mul", "div"):
-        return (kind, *parts)
+    if kind == "pow":
+        return _power(parts[0], parts[1], exact(node[2]))
+    return _quotient(kind, parts) if kind in ("mul", "div") else (kind, *parts)
+
+
+def _power(base: Node, exponent: Node, number: Fraction | None) -> Node:
+    """(a^2)^3 is a^6, a^-2 is 1/a^2."""
+    if number is None:
+        return ("pow", base, exponent)
+    if base[0] == "pow" and base[2][0] == "num" and number.denominator == base[2][1].denominator == 1:
+        base, number = base[1], number * base[2][1]
+    if number < 0:
+        return ("div", ("num", Fraction(1), 0), _power(base, exponent, -number))
+    return base if number == 1 else ("pow", base, ("num", number, 0))
+
+
+def _quotient(kind: str, parts: list[Node]) -> Node:
+    """All factors above one line and all below it, without those in both that are no numbers."""
     negative = sum(part[0] == "neg" for part in parts) % 2 == 1
-    parts = [bare(part) for part in parts]
-    if kind == "mul" and any(part[:2] == ("num", 0) for part in parts):
+    above: list[Node] = []
+    below: list[Node] = []
+    for number, part in enumerate(map(bare, parts)):
+        top, bottom = (_factors(part[1]), _factors(part[2])) if part[0] == "div" else (_factors(part), [])
+        above += bottom if kind == "div" and number == 1 else top
+        below += top if kind == "div" and number == 1 else bottom
+    if any(part[:2] == ("num", 0) for part in above):
         return ("num", Fraction(0), 0)
-    whole = _joined("mul", parts, 1) if kind == "mul" else ("div", *parts)
+    for part in [part for part in above if part[0] != "num"]:
+        if part in below:
+            above.remove(part)
+            below.remove(part)
+    whole, under = _joined("mul", above, 1), _joined("mul", below, 1)
+    whole = whole if under[:2] == ("num", 1) else ("div", whole, under)
     return _negated(whole) if negative else whole
+
+
+def _factors(node: Node) -> list[Node]:
+    return list(node[1:]) if node[0] == "mul" else [node]
 
 
 def _negated(node: Node) -> Node:

@@ -88,6 +88,10 @@ def grade_quickly(
             return _finished(Grade("correct" if equal else "wrong", answer, rule), wanted, question)
         if question is not None and finished.leaves_work(normalise(answer), normalise(wanted)):
             return Grade("wrong", answer, finished.RULE)
+        if question is not None and finished.unreadable(answer, wanted):
+            return Grade("wrong", answer, "unreadable")
+    except RecursionError:
+        return Grade("wrong", answer, "beyond the size limits")
     except Exception as error:  # our own failure must be visible, not a wrong answer
         return Grade("error", answer, f"{type(error).__name__}: {error}"[:200])
     if _excessive(answer) or len(answer) > max(LONGEST_ASKED, 2 * len(wanted)):
