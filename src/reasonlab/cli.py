@@ -250,7 +250,7 @@ def _eval(words: list[str]) -> int:
 
 def _grade(words: list[str]) -> int:
     parser = _parser("grade", "reasonlab grade answers.jsonl --out graded.jsonl")
-    parser.add_argument("file", type=Path, help="rows with prediction, gold and optional kind, benchmark")
+    parser.add_argument("file", type=Path, help="rows with prediction, gold and optional kind, benchmark, question")
     parser.add_argument("--out", type=Path, help="write the graded rows here (default: standard output)")
     parser.add_argument("--policy", default="", help="boxed, tag, hash, marker, explicit or free")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")

@@ -13,6 +13,7 @@ from fractions import Fraction
 from reasonlab.grading import numeric
 from reasonlab.grading.expression import Node, UnreadableError, symbols
 from reasonlab.grading.normalise import normalise, plain_words, spelling
+from reasonlab.grading.scalars import based, ratios, scalars
 from reasonlab.grading.values import (
     Bag,
     Based,
@@ -35,7 +36,6 @@ Decision = tuple[bool | None, str]
 AS_WRITTEN = ("same string", "integer", "normalised string", "choice letter")
 BY_VALUE = ("value: ", "math-verify")  # how the other rules begin
 
-ENOUGH_DIGITS = 6  # of a decimal that stands for an irrational number
 _INTEGER = re.compile(r"[+-]?\d{1,400}")
 _CHOICE = re.compile(
     r"(?:\(\s*(?P<one>[A-Ja-j])\s*\)|(?P<two>[A-Ja-j])\s*(?:[.:)]|,(?=\s*[a-z]{2}))|(?P<three>[A-Ja-j])$)\s*(?P<text>.*)",
@@ -138,11 +138,11 @@ def same(a: Value, b: Value, tolerance: float = 0.0) -> bool | None:
     if isinstance(a, Chain) or isinstance(b, Chain):
         return _chains(a, b, tolerance)
     if isinstance(a, Scalar) and isinstance(b, Scalar):
-        return _scalars(a, b, tolerance)
+        return scalars(a, b, tolerance)
     if isinstance(a, Based) or isinstance(b, Based):
-        return _based(a, b)
+        return based(a, b)
     if isinstance(a, Ratio) or isinstance(b, Ratio):
-        return _ratios(a, b)
+        return ratios(a, b)
     if isinstance(a, Matrix) or isinstance(b, Matrix):
         return _matrices(a, b, tolerance)
     if isinstance(a, Joined) and isinstance(b, Joined):
@@ -294,89 +294,6 @@ def _rows(value: Value) -> Sequence[Sequence[Value]] | None:
     return None
 
 
-def _based(a: Value, b: Value) -> bool | None:
-    if isinstance(a, Based) and isinstance(b, Based):
-        return a == b
-    based, other = (a, b) if isinstance(a, Based) else (b, a)
-    assert isinstance(based, Based)
-    if not isinstance(other, Scalar):
-        return False
-    value = numeric.exact(other.node) if not symbols(other.node) else None
-    if based.base == 10 and value is not None and based.digits.isdigit():
-        return value == int(based.digits)
-    return value is not None and str(value) == based.digits  # the question named the base
-
-
-def _ratios(a: Value, b: Value) -> bool | None:
-    first, second = _ratio_nodes(a), _ratio_nodes(b)
-    if first is None or second is None or len(first) != len(second):
-        return False
-    return all(
-        numeric.equal(("mul", first[0], theirs), ("mul", ours, second[0]))
-        for ours, theirs in zip(first[1:], second[1:], strict=True)
-    )
-
-
-def _ratio_nodes(value: Value) -> list[Node] | None:
-    if isinstance(value, Ratio) and all(isinstance(item, Scalar) for item in value.items):
-        return [item.node for item in value.items if isinstance(item, Scalar)]
-    if isinstance(value, Scalar):
-        return [value.node, ("num", Fraction(1), 0)]
-    return None
-
-
-def _scalars(a: Scalar, b: Scalar, tolerance: float) -> bool | None:
-    if a.percent != b.percent:
-        percent, plain = (a.node, b.node) if a.percent else (b.node, a.node)
-        hundredth: Node = ("div", percent, ("num", Fraction(100), 0))
-        return _numbers(percent, plain, tolerance) or _numbers(hundredth, plain, tolerance)
-    if a.unit is not None and b.unit is not None and a.unit != b.unit:
-        if a.unit[0] != b.unit[0]:
-            return False
-        return _numbers(("mul", a.node, _num(a.unit[1])), ("mul", b.node, _num(b.unit[1])), tolerance)
-    return _numbers(a.node, b.node, tolerance)
-
-
-def _num(value: Fraction) -> Node:
-    return ("num", value, 0)
-
-
-def _numbers(a: Node, b: Node, tolerance: float) -> bool:
-    if numeric.equal(a, b):
-        return True
-    if symbols(a) or symbols(b):
-        return False
-    for decimal, other in ((a, b), (b, a)):
-        literal = decimal[1] if decimal[0] == "neg" else decimal
-        if literal[0] == "num" and literal[2] > 0 and not (other[0] == "num" and other[2] >= 0):
-            value = numeric.exact(decimal)
-            assert value is not None
-            digits = len(str(abs(literal[1].numerator * 10 ** literal[2] // literal[1].denominator)))
-            if digits >= ENOUGH_DIGITS and literal[2] >= 3 and not _terminates(other):
-                return numeric.rounds_to(other, value, literal[2])
-    return bool(tolerance) and _within(a, b, tolerance)
-
-
-def _terminates(node: Node) -> bool:
-    """Whether a number can be written in decimals to the end: then it has to be."""
-    value = numeric.exact(node)
-    if value is None:
-        return False
-    denominator = value.denominator
-    for prime in (2, 5):
-        while denominator % prime == 0:
-            denominator //= prime
-    return denominator == 1
-
-
-def _within(a: Node, b: Node, tolerance: float) -> bool:
-    try:
-        left, right = numeric.evaluate_float(a, 0), numeric.evaluate_float(b, 0)
-    except (ArithmeticError, ValueError):
-        return False
-    return abs(left - right) <= tolerance * abs(right)
-
-
 def _chains(a: Value, b: Value, tolerance: float) -> bool | None:
     if isinstance(a, Chain) and isinstance(b, Chain):
         return _both_chains(a, b, tolerance)
@@ -397,14 +314,14 @@ def meant(chain: Chain) -> list[Value]:
     """What a chain of equalities gives as its answer: its end, and its exact form before an approximation."""
     named = is_name(chain.items[0])
     exact_end = next((i for i, relation in enumerate(chain.relations) if relation == "≈"), len(chain.relations))
-    meant: list[Value] = []
+    ends: list[Value] = []
     if exact_end > 0 and (named or not any(_has_symbols(item) for item in chain.items)):
-        meant.append(chain.items[exact_end])
+        ends.append(chain.items[exact_end])
     if exact_end == 0:
-        meant.append(chain.items[0] if not named else chain.items[1])
+        ends.append(chain.items[0] if not named else chain.items[1])
     if exact_end == 0 and not named and _rounded(chain.items[0], chain.items[1]):
-        meant.append(chain.items[1])
-    return meant
+        ends.append(chain.items[1])
+    return ends
 
 
 def _rounded(exact: Value, decimal: Value) -> bool:

@@ -33,7 +33,7 @@ def plain(node: Node) -> bool:
     inner = bare(node)
     if inner[0] == "sym" and inner[1].startswith("mathbb"):
         return True
-    if inner[0] == "div" and inner[1][0] == "add" and inner[2][0] == "num":
+    if inner[0] == "div" and inner[1][0] == "add" and inner[2][0] == "num" and inner[2][1]:
         return _complex(inner[1]) and not _divides(inner[2][1], inner[1])
     return _real(inner) or _imaginary(inner) or _complex(inner)
 

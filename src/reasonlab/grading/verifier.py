@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from reasonlab.grading import finished
 from reasonlab.grading.equivalence import AS_WRITTEN, decide
@@ -53,11 +53,9 @@ def grade_answer(
     return grade_text(answer, gold, kind="answer", tolerance=tolerance, pool=pool, question=question)
 
 
-async def grade_text_async(
-    text: str, gold: str, policy: Policy | str = Policy.EXPLICIT, kind: Kind = "text", tolerance: float = 0.0
-) -> Grade:
-    """The same without blocking the event loop."""
-    return await asyncio.to_thread(grade_text, text, gold, policy, kind, tolerance)
+async def grade_text_async(text: str, gold: str, *arguments: Any, **options: Any) -> Grade:
+    """`grade_text`, with all its arguments, without blocking the event loop."""
+    return await asyncio.to_thread(grade_text, text, gold, *arguments, **options)
 
 
 def grade_quickly(
@@ -103,9 +101,13 @@ def _finished(grade: Grade, gold: str, question: str | None) -> Grade:
     """The grade, unless the answer is only worth the gold answer and still has to be computed."""
     if question is None or grade.verdict != "correct" or grade.rule in AS_WRITTEN or grade.extracted is None:
         return grade
-    if finished.worked_out(grade.extracted, gold, question):
-        return grade
-    return Grade("wrong", grade.extracted, finished.RULE)
+    try:
+        done = finished.worked_out(grade.extracted, gold, question)
+    except RecursionError:
+        return Grade("wrong", grade.extracted, "beyond the size limits")
+    except Exception as error:  # a failure of ours is no wrong answer, and stops nobody's training
+        return Grade("error", grade.extracted, f"{type(error).__name__}: {error}"[:200])
+    return grade if done else Grade("wrong", grade.extracted, finished.RULE)
 
 
 def bare_answer(text: str) -> str:
