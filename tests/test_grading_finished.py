@@ -246,3 +246,15 @@ def test_rewritten_golds_stay_right_with_their_question(name: str) -> None:
                 assert not isinstance(grade, tuple), rewrite
                 assert grade.verdict == "correct", (rewrite, row["answer"], grade.rule)
     assert seen > 2000
+
+
+def test_the_benchmark_counts_copies_and_rewrites(tmp_path: Path) -> None:
+    rows = [
+        {"problem": "Expand the product ${(x+2)(x+3)}$.", "answer": "x^2+5x+6"},
+        {"problem": "If $x = 4$, what is $x^2 - 12$?", "answer": "4"},
+    ]
+    with gzip.open(tmp_path / "math_train.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    script = load_script("worked_out")
+    assert script.measure_copies(tmp_path).startswith("copies: of 2 as it is 1, times one 0")
+    assert script.measure_rewrites(tmp_path).startswith("rewrites: 0 of")

@@ -25,7 +25,7 @@ from reasonlab.grading.values import Bag, Based, Chain, Joined, Matrix, Ratio, R
 
 RULE = "not worked out"
 
-_FORMULA = re.compile(
+FORMULA = re.compile(
     r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]|\\begin\{(?:align|gather|equation)\*?\}(.+?)\\end", re.DOTALL
 )
 _TO_DO = re.compile(
@@ -134,7 +134,7 @@ def _offered(nodes: list[Node], gold_nodes: list[Node]) -> bool:
 def _formulas(question: str) -> frozenset[Hashable]:
     """What stands as a formula in a question: whole, and the sides of its equations."""
     found: set[Hashable] = set()
-    for *whole, aligned in _FORMULA.findall(question):
+    for *whole, aligned in FORMULA.findall(question):
         for line in ["".join(whole), *re.split(r"\\\\|&", aligned)]:
             value = readings(normalise(line).strip("= "))[0]
             found.add(_key(value))
