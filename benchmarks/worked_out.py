@@ -131,6 +131,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="directory with the benchmark files")
     parser.add_argument("--answers", type=Path, nargs="*", default=[], help="directories of `reasonlab eval`")
     arguments = parser.parse_args()
+    if not (arguments.data / "math_train.jsonl.gz").is_file():
+        parser.error(f"there is no math_train.jsonl.gz in {arguments.data}: see docs/benchmarks.md")
     for measure in (measure_rewrites, measure_honest, measure_copies):
         print(measure(arguments.data), flush=True)
     for path in arguments.answers:

@@ -106,6 +106,8 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    if not (arguments.run / "run.json").is_file():
+        parser.error(f"{arguments.run} is no run")
     rows = rows_of(arguments.run)
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
