@@ -255,6 +255,6 @@ def test_the_benchmark_counts_copies_and_rewrites(tmp_path: Path) -> None:
     ]
     with gzip.open(tmp_path / "math_train.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
-    script = load_script("worked_out")
+    script = load_script("grading_finished")
     assert script.measure_copies(tmp_path).startswith("copies: of 2 as it is 1, times one 0")
     assert script.measure_rewrites(tmp_path).startswith("rewrites: 0 of")

@@ -1,6 +1,6 @@
 """What the rule of `reasonlab/grading/finished.py` costs honest answers, and what still gets around it.
 
-    python benchmarks/worked_out.py --data DIR [--answers EVALUATION]
+    python benchmarks/grading_finished.py --data DIR [--answers EVALUATION]
 
 rewrites   other spellings of every gold (those of `grading.py`), with their questions: none should be lost
 honest     answers in PRM800K and ProcessBench that are worth the gold answer: those that the rule changes are printed
