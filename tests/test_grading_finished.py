@@ -47,6 +47,7 @@ OPEN = [
     (r"35 \cdot (6 \cdot 10^0)", "210"),
     (r"\frac{180+0i}{2}", "90"), (r"\frac{6+10i}{2}", "3+5i"), (r"\text{step 2} 36+54", "90"), ("123+211", "334_5"),
     (r"\begin{vmatrix}7&3\\-1&2\end{vmatrix}", "17"), (r"36\pi+54\pi", r"90\pi"), ("3x+2x", "5x"),
+    ("x^7/x^2", "x^5"), (r"\frac{a^2b}{a}", "ab"), (r"\frac{(x+1)^3}{(x+1)^2}", "x+1"),
     (r"\sqrt{18}+\sqrt{50}", r"8\sqrt2"), (r"\frac{108\pi}{3}", r"36\pi"), (r"\frac{4\pi}{3}\cdot 27", r"36\pi"),
     ("x^2x^3", "x^5"), (r"\sqrt[3]{8}\pi", r"2\pi"), (r"(90r-44r)\cdot\frac{2^{70000}}{2^{70000}}", "46r"),
 ]  # fmt: skip
@@ -73,6 +74,7 @@ CLOSED = [
     ("0x^2+0xy+1y^2-4x-6y+9=0", "y^2 - 4x - 6y + 9 = 0"),
     (r"\frac15\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1/5\\2/5\end{pmatrix}"),
     (r"\frac{\sqrt3}{3} \approx 0.577", "0.577"), (r"\frac{7}{2} \approx 3.5", "3.5"),
+    (r"\frac{\sqrt{x}}{x}", r"\frac{1}{\sqrt{x}}"), (r"x\sqrt{x}", "x^{3/2}"),
 ]  # fmt: skip
 
 

@@ -197,7 +197,7 @@ def _flat(node: Node, kind: str) -> list[Node]:
 
 
 def _with_like_parts(tree: Node) -> set[str]:
-    """3x + 2x, 108π/3, (4π/3) · 27, x · x^2, ∛8 in a canonical tree."""
+    """3x + 2x, 108π/3, (4π/3) · 27, x · x^2, x^7/x^2, ∛8 in a canonical tree."""
     found: set[str] = set().union(*(_with_like_parts(part) for part in tree if isinstance(part, tuple)))
     kind, parts = tree[0], tree[1:]
     if kind == "add" and _twice(content(part)[1] for part in parts):
@@ -211,14 +211,21 @@ def _with_like_parts(tree: Node) -> set[str]:
             and (_content_of_sum(parts[0]) / number).denominator == 1
         ):
             found.add("quotient")
+        if set(_bases(_factors(parts[0]))) & set(_bases(_factors(parts[1]))):
+            found.add("quotient")
     elif kind == "mul":
         numbers = [content(part)[0] for part in parts if part[0] in ("num", "div")]
-        powers = (part[1] if part[0] == "pow" and part[2][0] == "num" else part for part in parts)
-        if _multiply(numbers) or _twice(base for base in powers if base[0] not in ("num", "add")):
+        if _multiply(numbers) or _twice(base for base in _bases(parts) if base[0] != "add"):
             found.add("product")
     elif kind == "pow" and parts[0][0] == "num" and parts[1][0] == "num" and _perfect(parts[0][1], parts[1][1]):
         found.add("power")
     return found
+
+
+def _bases(factors: Iterable[Node]) -> list[Node]:
+    """What is raised to a whole power in each factor that is no number: x√x and √x/x are as short as they get."""
+    powers = (part[1] if part[0] == "pow" and _whole(part[2]) else part for part in factors)
+    return [base for base in powers if base[0] != "num"]
 
 
 def _multiply(numbers: list[Fraction]) -> bool:
