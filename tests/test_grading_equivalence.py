@@ -48,6 +48,7 @@ OTHER = [
     (r"\lfloor n/2 \rfloor", r"\lfloor n/3 \rfloor"), (r"4\sqrt{2}", "4"), ("(a+5)(b+2)", "(a+5)(b+3)"), ("", "0"),
     (r"1+\frac1e", r"1-\frac1e"), (r"\int_0^2 f(x) dx", r"\int_0^3 f(x) dx"), ("9^9^9^9", "7"),
     (r"\ln 2", r"\log_{10} 2"), (r"5 \approx 6", "6"), (r"89.6 \approx 90", "90"), (r"s^2+\omega^2 s", r"s^2+\omega^2"),
+    (r"-\frac{\pi}{4}", r"y-\arctan(x+y) = -\frac{\pi}{4}"),
 ]  # fmt: skip
 
 
@@ -61,6 +62,13 @@ def test_another_dress_is_the_same_answer(answer: str, gold: str) -> None:
 def test_a_near_miss_is_wrong_and_needs_nobody_elses_word(answer: str, gold: str) -> None:
     assert decide(answer, gold)[0] is False
     assert decide(gold, answer)[0] is False
+
+
+def test_a_gold_equation_with_nothing_on_its_right_wants_an_equation() -> None:
+    assert decide("0", "x + y + z = 0")[0] is False
+    assert decide("z + y = -x", "x + y + z = 0")[0] is True
+    assert decide("m - n = 0", "0")[0] is True
+    assert decide("17", "m + n = 17")[0] is True
 
 
 def test_a_relative_tolerance_applies_only_when_asked_for() -> None:

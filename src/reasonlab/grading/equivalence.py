@@ -300,6 +300,8 @@ def _chains(a: Value, b: Value, tolerance: float) -> bool | None:
     chain, other, chain_first = (a, b, True) if isinstance(a, Chain) else (b, a, False)
     assert isinstance(chain, Chain)
     if set(chain.relations) <= {"=", "≈"}:
+        if not chain_first and _sum_is_nothing(chain):
+            return False
         verdicts = [
             same(item, other, tolerance) if chain_first else same(other, item, tolerance) for item in meant(chain)
         ]
@@ -308,6 +310,14 @@ def _chains(a: Value, b: Value, tolerance: float) -> bool | None:
         return same(chain.items[1], other, tolerance)
     interval = _interval(chain)
     return False if interval is None else same(interval, other, tolerance)
+
+
+def _sum_is_nothing(chain: Chain) -> bool:
+    """x + y + z = 0: as a gold answer it asks for an equation, where m + n = 17 asks for 17."""
+    first, last = chain.items[0], chain.items[-1]
+    if not (isinstance(first, Scalar) and isinstance(last, Scalar)):
+        return False
+    return bool(first.node[0] == "add" and last.node[:2] == ("num", 0) and symbols(first.node))
 
 
 def meant(chain: Chain) -> list[Value]:

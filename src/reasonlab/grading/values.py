@@ -318,6 +318,6 @@ def _names_only(node: Node) -> bool:
         return True
     if node[0] == "mul" and node[1][0] == "sym" and node[2][0] in ("num", "sym", "neg"):  # f(2), ab
         return True
-    if node[0] in ("add", "neg"):  # m + n, x - y
-        return all(_names_only(part) for part in node[1:])
+    if node[0] in ("add", "neg"):  # m + n, x - y; y - arctan(x + y) belongs to an equation
+        return all(_names_only(part) and (part[0] != "fn" or part[1] == "abs") for part in node[1:])
     return node[0] == "sym" or (node[0] in ("mul", "pow") and _names_only(node[1]) and _names_only(node[2]))
