@@ -3,6 +3,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Processes that share the tests, file by file; WORKERS=0 runs them in one, for a debugger.
+WORKERS ?= 2
 
 # A candidate counts only if it runs (version managers leave names behind that do not), is new enough and can make
 # a virtual environment.
@@ -30,7 +32,7 @@ demo: $(VENV)/.installed ## train the bundled tiny model by RL and draw what hap
 	@$(BIN)/reasonlab demo $(ARGS)
 
 test: lint typecheck ## all checks: ruff, mypy, pytest (ARGS="-k engine")
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 studies: $(VENV)/.installed ## all studies at laptop scale
 	@$(BIN)/reasonlab study k15-dynamics --scale cpu $(ARGS)
