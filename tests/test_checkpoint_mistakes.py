@@ -98,6 +98,10 @@ def test_unsupported_rope_lists_the_supported_types(checkpoint: Path) -> None:
 
 def test_a_directory_without_config_is_no_checkpoint(tmp_path: Path) -> None:
     assert "no config.json" in refusal(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "It is an adapter" in refusal(tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    assert "its weights lie in" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '"llama"', "\udcff"])

@@ -59,9 +59,10 @@ def test_a_bad_row_is_an_error_row_and_the_others_are_graded(
         '{"prediction": "1", "gold": null}',
         '{"prediction": "1", "gold": ""}',
     ]
-    lines += ['{"prediction": "1", "gold": "1", "kind": "poem"}', "", '{"prediction": "Answer: 1", "gold": "1"}']
+    lines += ['{"prediction": "1", "gold": "1", "kind": "poem"}', '{"prediction": "1", "gold": "1", "question": 7}']
+    lines += ["", '{"prediction": "Answer: 1", "gold": "1"}']
     graded = grade_file(lines, tmp_path)
-    assert [row["verdict"] for row in graded] == ["error"] * 6 + ["correct"]
+    assert [row["verdict"] for row in graded] == ["error"] * 7 + ["correct"]
     assert (graded[0]["row"], graded[0]["line"], graded[0]["rule"]) == ("not json", 1, "not JSON")
     assert graded[1]["rule"] == "not a JSON object"
     assert "first error: line 1: not JSON" in capsys.readouterr().err
@@ -89,6 +90,15 @@ def test_a_benchmark_brings_its_own_policy(tmp_path: Path) -> None:
 def test_a_missing_file_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no file"):
         run(argparse.Namespace(file=tmp_path / "none.jsonl", out=None, json=False))
+
+
+@pytest.mark.parametrize(("out", "told"), [(".", "is a directory"), ("rows.jsonl/graded.jsonl", "cannot write")])
+def test_a_place_that_cannot_be_written_is_told(out: str, told: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prediction": "1", "gold": "1"}\n')
+    with pytest.raises(UserError, match=told):
+        run(argparse.Namespace(file=rows, out=tmp_path / out, json=False))
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 @pytest.mark.skipif(not CASES.exists(), reason="the labelled cases are not beside this checkout")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,23 @@ def test_a_report_beside_the_pool_is_told(tmp_path: Path, recipe: dict[str, Any]
     assert any("amc23 (2)" in text for text in observer.alarms)
 
 
-def test_registered_sets_are_known_by_name(tmp_path: Path, recipe: dict[str, Any]) -> None:
-    import os
-
+def benchmark_data() -> Path:
     shared = Path(os.environ.get("REASONLAB_DATA") or Path(__file__).parents[2] / "shared" / "bench")
     if not (shared / "gsm8k_train.jsonl.gz").is_file():
         pytest.skip("benchmark data is not here (REASONLAB_DATA)")
+    return shared
+
+
+def test_a_file_of_test_problems_is_refused(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    shared = benchmark_data()
+    raw = {**recipe, "data": str(shared), "problems": {"path": str(shared / "svamp.jsonl")}, "evaluate": {"every": 0}}
+    with pytest.raises(UserError, match=r"1,000 of the 1,000 problems .* are in benchmarks"):
+        start(validate(raw, "test"), tmp_path / "run", [], Silent())
+    assert not (tmp_path / "run").exists()
+
+
+def test_registered_sets_are_known_by_name(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    shared = benchmark_data()
     raw = {
         **recipe,
         "data": str(shared),

@@ -279,6 +279,10 @@ def test_apply_writes_a_plain_checkpoint(tmp_path: Path, capsys: pytest.CaptureF
     assert main(words) == 2
     assert "exists" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "tuned"]
+    assert main([*words[:-1], str(tmp_path / "again"), "--base", "tiny-0.3m"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert main([*words[:-1], str(tmp_path / "other"), "--base", str(tmp_path / "tuned")]) == 0
+    assert "was trained on tiny-0.3m, not on" in capsys.readouterr().err
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------

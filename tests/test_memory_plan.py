@@ -29,9 +29,9 @@ from reasonlab.train.memory import (
     advice,
     cache_slots,
     check_room,
-    described,
     largest_micro_batch,
     planned_memory,
+    warned_of_room,
 )
 
 
@@ -94,7 +94,10 @@ def test_the_plan_says_what_the_machine_does_not_have(monkeypatch: pytest.Monkey
     peak = planned_memory(config, work()).peak
     for there, said in ((0.9 * peak, True), (1.1 * peak, False)):
         monkeypatch.setattr("reasonlab.train.memory.physical_memory", lambda there=there: there)
-        assert ("more than" in described(config, work())) == said
+        warning = warned_of_room(config, work())
+        assert bool(warning) == said
+        assert ("Change rollout.rows" in warning or "Change learner" in warning) == said
+    assert not warned_of_room(on_a_gpu(), work())
 
 
 def test_a_run_that_cannot_fit_is_refused_with_the_changes_that_help_most(

@@ -116,6 +116,15 @@ def test_a_file_that_is_here_needs_no_network(
     assert resolve_model(str(tmp_path / "small.gguf")) == resolve_model(NAME)  # the file itself is the same model
 
 
+def test_a_missing_package_is_told_before_anything_is_fetched(
+    packaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("reasonlab.model.gguf.find_spec", lambda name: None)
+    error = refused(capsys, NAME)
+    assert "need the package gguf" in error
+    assert "downloading" not in error
+
+
 def test_a_directory_of_ones_own_leaves_the_cache_alone(
     packaged: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -315,7 +315,7 @@ def test_a_full_disk_ends_at_a_whole_line_and_writing_can_go_on(cramped: Path) -
         for step in steps:
             record.event("line", step=step, filling="x" * 3000)
 
-    with pytest.raises(UserError, match=r"no space left.*--out"):
+    with pytest.raises(UserError, match=r"no space left.*another place"):
         fill()
     written = next(steps) - 1
     assert 5 <= written <= 25
@@ -330,7 +330,7 @@ def test_a_full_disk_ends_at_a_whole_line_and_writing_can_go_on(cramped: Path) -
 def test_a_read_only_disk_is_explained(tmp_path: Path) -> None:
     with (
         mounted(tmp_path / "disk", "size=64k,ro"),
-        pytest.raises(UserError, match=r"cannot write.*another --out"),
+        pytest.raises(UserError, match=r"cannot write.*another place"),
     ):
         RunRecord.create(tmp_path / "disk" / "run", "", [])
 
@@ -339,14 +339,14 @@ def test_a_forbidden_directory_is_explained(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     if os.access(tmp_path, os.W_OK):
         pytest.skip("this user may write everywhere")
-    with pytest.raises(UserError, match=r"cannot write.*another --out"):
+    with pytest.raises(UserError, match=r"cannot write.*another place"):
         RunRecord.create(tmp_path / "run", "", [])
 
 
 @pytest.mark.parametrize("place", ["file", "file/run"])
 def test_a_file_in_the_way_is_explained(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match=r"cannot write.*another --out"):
+    with pytest.raises(UserError, match=r"cannot write.*another place"):
         RunRecord.create(tmp_path / place, "", [])
     assert files_under(tmp_path) == {"file"}
 

@@ -41,6 +41,7 @@ from reasonlab.problems.problem import Problem
 from reasonlab.problems.registry import OWN_FILE_SUFFIXES
 from reasonlab.runs.files import write_aside
 from reasonlab.terminal import make_observer
+from reasonlab.wording import counted
 
 RESCORE_OPTIONS = ("--rescore", "--extraction", "--out", "--json", "--judge")
 RESCORE_JUDGE_OPTIONS = ("--best-of", "--judge-kind", "--steps", "--alpha", "--threads", "--device")
@@ -76,7 +77,8 @@ def evaluate_model(arguments: argparse.Namespace) -> int:
         try:
             answers = _ask(arguments, model, panels, known, record.append)
         except KeyboardInterrupt:
-            print("\nsaved. The same command goes on from here.", file=sys.stderr)
+            kept = counted(len(record.answers()), "answer")
+            print(f"\ninterrupted. {kept} saved; the same command goes on from here.", file=sys.stderr)
             return 130
         record.replace({place_of(answer): answer for answer in answers}, settings)
         scores = score(answers, settings)

@@ -16,6 +16,7 @@ from reasonlab.grading.extract import Policy
 from reasonlab.grading.grade import Grade
 from reasonlab.grading.pool import shared_pool
 from reasonlab.grading.verifier import Kind, grade_text
+from reasonlab.runs.files import explained
 from reasonlab.wording import counted
 
 # Rows handed to the threads at a time: enough to keep the workers busy, few enough for any file to fit in memory.
@@ -33,14 +34,17 @@ def run(arguments: argparse.Namespace) -> int:
     with source.open("rb") as lines:
         if arguments.out:
             target = Path(arguments.out)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_dir():
+                raise UserError(f"{target} is a directory", "Give a file with --out")
             part = target.with_name(target.name + ".part")  # whole or absent, as every file of ours
-            with part.open("w") as sink:
-                first_error = _grade_all(lines, sink, policy, counts, rules)
-            if counts:
-                part.replace(target)
-            else:
-                part.unlink()
+            with explained(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with part.open("w") as sink:
+                    first_error = _grade_all(lines, sink, policy, counts, rules)
+                if counts:
+                    part.replace(target)
+                else:
+                    part.unlink()
         else:
             first_error = _grade_all(lines, sys.stdout, policy, counts, rules)
     if not counts:
@@ -98,8 +102,10 @@ def _grade(row: dict[str, Any], policy: Policy | None) -> Grade:
     if kind not in ("text", "answer"):
         return Grade("error", None, f"kind {kind!r} is neither text nor answer")
     question = row.get("question")
+    if not isinstance(question, str | None):
+        return Grade("error", None, "the row's `question` is no text")
     policy = policy or _policy_of_benchmark(row.get("benchmark"))
-    return grade_text(prediction, gold, policy, kind, question=question if isinstance(question, str) else None)
+    return grade_text(prediction, gold, policy, kind, question=question)
 
 
 def _grade_all(

@@ -118,10 +118,19 @@ def _shard(number: int, count: int) -> str:
     return f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
+def _instead_of(directory: Path) -> str:
+    """What to give where somebody gave a run, or the adapter of one."""
+    if (directory / "run.json").is_file():
+        return f"It is a run: its weights lie in {directory / 'checkpoints' / 'final'}"
+    if (directory / "adapter_config.json").is_file():
+        return f"It is an adapter: reasonlab models apply {directory} --to DIR makes a checkpoint of it"
+    return "Give a Hugging Face model directory"
+
+
 def load_config(directory: Path) -> ModelConfig:
     path = directory / "config.json"
     if not path.is_file():
-        raise UserError(f"{directory} is not a checkpoint (no config.json)", "Give a Hugging Face model directory")
+        raise UserError(f"{directory} is not a checkpoint (no config.json)", _instead_of(directory))
     try:
         config = ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
     except KeyError as missing:

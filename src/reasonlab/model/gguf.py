@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -72,11 +73,16 @@ def converted_gguf(path: Path) -> Path:
     return target
 
 
+def check_package() -> None:
+    """The package that unpacks blocks comes with reasonlab; a machine with a hand-made installation may lack it."""
+    if find_spec("gguf") is None:
+        raise UserError("GGUF files need the package gguf", f"{sys.executable} -m pip install gguf")
+
+
 def convert_gguf(path: Path, target: Path) -> None:
     """Write the Hugging Face directory of a GGUF file; it appears whole or not at all."""
     _check_magic(path)
-    if find_spec("gguf") is None:
-        raise UserError("GGUF files need the package gguf", "pip install 'reasonlab[gguf]'")
+    check_package()
     with explained(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name[:16]}.", suffix=".tmp", dir=target.parent))

@@ -8,8 +8,10 @@ better for small models than splitting each tiny product.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +52,16 @@ class _Context:
     started: Rollout | None = None
 
 
+@contextmanager
+def _setting(stopped: threading.Event) -> Iterator[None]:
+    """After Ctrl-C or an error in one worker the others end too: nobody wants the rest of their answers."""
+    try:
+        yield
+    except BaseException:
+        stopped.set()
+        raise
+
+
 class Engine:
     """Generates rollouts with `model`'s weights as they are at the time of the call."""
 
@@ -82,15 +94,16 @@ class Engine:
             raise ValueError("stop strings need an engine that was given `decode_text`")
         results = [[_finished_before(rollout) for rollout in _started(request, sampling)] for request in requests]
         shares = [range(worker, len(requests), self.workers) for worker in range(self.workers)]
+        stopped = threading.Event()
 
         def work(worker: int) -> None:
-            with torch.inference_mode():
-                self._generate_share(worker, shares[worker], requests, sampling, results, progress)
+            with torch.inference_mode(), _setting(stopped):
+                self._generate_share(worker, shares[worker], requests, sampling, results, progress, stopped)
 
         if self.workers == 1:
             work(0)
         else:
-            with worker_pool(self.workers) as pool:
+            with worker_pool(self.workers) as pool, _setting(stopped):
                 list(pool.map(work, range(self.workers)))
         rollouts = [[rollout for rollout in group if rollout is not None] for group in results]
         before = sum(len(rollout.ids) for request in requests for rollout in request.started if rollout is not None)
@@ -105,6 +118,7 @@ class Engine:
         sampling: Sampling,
         results: list[list[Rollout | None]],
         progress: Callable[[int], None] | None,
+        stopped: threading.Event,
     ) -> None:
         contexts = [context for i in share for context in _contexts(i, requests[i])]
         if not contexts:
@@ -126,7 +140,7 @@ class Engine:
                 table.left[:n] -= 1
                 decoder.step(n, min(int(table.lengths[:n].max()), decoder.columns))
 
-        while table or waiting or leaving:
+        while (table or waiting or leaving) and not stopped.is_set():
             if waiting and len(table) < decoder.rows:
                 waiting.admit(table)
             if table:

@@ -54,10 +54,10 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            remedy = "Free some space there, or choose another --out"
+            remedy = "Free some space there, or choose another place"
             raise UserError(f"no space left to write {path} ({error.strerror})", remedy) from error
         if error.errno in _UNWRITABLE:
-            raise UserError(f"cannot write {path} ({error.strerror})", "Choose another --out") from error
+            raise UserError(f"cannot write {path} ({error.strerror})", "Choose another place") from error
         raise
 
 

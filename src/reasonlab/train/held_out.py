@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reasonlab.config import Config
+from reasonlab.errors import UserError
 from reasonlab.evaluate.control import SUITE
 from reasonlab.evaluate.evaluator import Answer, Task, answers_to
 from reasonlab.evaluate.graders import FAMILY, TINY, grader_for
@@ -108,5 +109,12 @@ def known_overlap(config: Config) -> dict[str, int]:
         return {name: len(problems) for name, problems in seen.items() if problems}
     if not pool or data_directory(config.data or None) is None:
         return {}
-    report = check_pools([str(Path(pool).expanduser())], config.data or None)
-    return {name: overlap.overlapping for name, overlap in report.pools[0].benchmarks.items()}
+    found = check_pools([str(Path(pool).expanduser())], config.data or None).pools[0]
+    shared = {name: overlap.overlapping for name, overlap in found.benchmarks.items()}
+    if 2 * len(found.overlapping_rows) > found.rows:
+        names = ", ".join(name for name, count in shared.items() if count)
+        raise UserError(
+            f"{len(found.overlapping_rows):,} of the {found.rows:,} problems of {pool} are in benchmarks ({names})",
+            "Train on other problems, and keep these for evaluation",
+        )
+    return shared

@@ -68,6 +68,7 @@ from reasonlab.train.memory import (
     free_memory,
     out_of_memory,
     planned_memory,
+    warned_of_room,
 )
 from reasonlab.train.plan import planned_work
 from reasonlab.train.sources import Source, build_source
@@ -192,6 +193,8 @@ class Trainer:
                 f"`reasonlab data check {self.config.problems.path} --clean FILE` makes a pool without them"
             )
         if number == 0 and (notice := spread_notice(self.config)):
+            self.notices.append(notice)
+        if notice := warned_of_room(self.config, self.work):
             self.notices.append(notice)
         for text in self.notices:
             self.record.event("note", number, text=text)
@@ -448,7 +451,9 @@ def resume(run: Path, observer: Observer, iterations: int | None = None) -> Trai
     done = 0 if checkpoint is None else iterations_done(checkpoint)
     if iterations is not None:
         if iterations < done:
-            raise UserError(f"the run in {run} has {done} iterations already", f"Give --iterations {done} or more")
+            raise UserError(
+                f"the run in {run} has {done} iterations already", f"Give --iterations and more than {done}"
+            )
         config = config.model_copy(update={"iterations": iterations})
     if status not in ("running", "interrupted", "failed", TIME_LIMIT) and done >= config.iterations:
         raise UserError(

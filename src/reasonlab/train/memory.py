@@ -142,8 +142,6 @@ def described(config: Config, work: Workload, free: float | None = None) -> str:
     }
     text = "; ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
     room = "" if free is None else f", {_size(free)} are free"
-    if config.device == "cpu" and memory.peak > (there := physical_memory()):
-        room = f", more than the {_size(there)} of this machine"
     return f"memory plan for {work.shape.parameter_count():,} parameters, {_size(memory.peak)} at most{room}: {text}"
 
 
@@ -167,6 +165,14 @@ def check_room(config: Config, work: Workload, free: float | None) -> None:
     if free is not None and SLACK * planned_memory(config, work).peak > free:
         needed = _size(SLACK * planned_memory(config, work).peak)
         raise UserError(f"the run needs about {needed}, and {_size(free)} are free", advice(config, work))
+
+
+def warned_of_room(config: Config, work: Workload) -> str:
+    """On a CPU the plan only warns: memory is shared with others there, and swapped."""
+    there = physical_memory()
+    if config.device != "cpu" or planned_memory(config, work).peak <= there:
+        return ""
+    return f"the memory plan is more than the {_size(there)} of this machine. {advice(config, work)}"
 
 
 def out_of_memory(config: Config, work: Workload) -> UserError:

@@ -20,7 +20,7 @@ from reasonlab.problems.sources import MissingDataError
 from reasonlab.train.exchange import Exchange
 from reasonlab.train.experience import longest_reflection
 from reasonlab.train.held_out import HeldOut, open_held_out
-from reasonlab.train.memory import Workload, check_room, described, free_memory, generates
+from reasonlab.train.memory import Workload, check_room, described, free_memory, generates, warned_of_room
 from reasonlab.train.prompts import Prompts
 from reasonlab.train.sources import fixed_source, longest_prompt, usable_pool
 
@@ -88,6 +88,8 @@ def rehearse(config: Config, note: Callable[[str], None]) -> None:
         note("no CUDA device is here: whether the run fits is for you to compare")
     free = None if elsewhere else free_memory(config)
     note(described(config, work, free))
+    if warning := warned_of_room(config, work):
+        note(warning)
     check_room(config, work, free)
 
 
