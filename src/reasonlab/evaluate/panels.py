@@ -161,7 +161,10 @@ def _check_names(panels: Sequence[Panel]) -> None:
     for panel in panels:
         for family in panel.families:
             if owners.setdefault(family, panel.name) != panel.name or [p.name for p in panels].count(panel.name) > 1:
-                raise UserError(f"two of the benchmarks are called {family}", "Name each once; rename one of the files")
+                raise UserError(
+                    f"two of the benchmarks are called {family}",
+                    "Name each once (a suite names its own); if both are files, rename one",
+                )
         ids = {problem.id for problem in panel.problems}
         if len(ids) < len(panel.problems):
             raise UserError(f"{panel.name} has problems with the same id", "Give each its own, or none at all")
