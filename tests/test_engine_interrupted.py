@@ -45,7 +45,20 @@ def test_an_error_of_one_worker_ends_the_others(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_interrupted_evaluation_counts_what_it_has_saved(tmp_path: Path) -> None:
-    words = ["eval", "tiny-0.3m", "--problems", "24", "--k", "96", "--threads", "2", "--out", str(tmp_path / "out")]
+    words = [
+        "eval",
+        "tiny-0.3m",
+        "--problems",
+        "24",
+        "--k",
+        "96",
+        "--max-tokens",
+        "24",
+        "--threads",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     command = [sys.executable, "-c", COMMAND, *words]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     answers = tmp_path / "out" / "answers.jsonl"
