@@ -187,7 +187,7 @@ def advice(config: Config, work: Workload) -> str:
     freed = [(before - planned_memory(*changed).peak, text) for text, changed in _changes(config, work)]
     best = sorted((one for one in freed if one[0] > 0), key=lambda one: -one[0])[:MOST_CHANGES]
     if not best:
-        return "Use a smaller model or a larger GPU"
+        return "Use a smaller model, or a GPU with more memory" if config.device == "cuda" else "Use a smaller model"
     return "Change " + ", or ".join(f"{text} (frees {_size(size)})" for size, text in best)
 
 
